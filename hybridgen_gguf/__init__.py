@@ -1,0 +1,1 @@
+"""Run GGUF models on a machine whose GPU is too small for them."""

@@ -1,0 +1,176 @@
+"""The engine in a child process: checks files and counts bytes where an abort (GGML_ASSERT, 134) harms nobody.
+
+One JSON request a line in, one JSON answer a line out. The child allocates no weights and no KV (no_alloc).
+Invariant: whatever happens in the child, the caller gets an answer or an HgError, never a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import EngineError
+from .settings import BufferBytes, ContextSettings, ModelSettings
+
+_TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
+
+
+class Child:
+    """A running child. `bytes` and `check` may be called many times; a crash ends it and the next call starts another."""
+
+    def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
+        self._rpc = tuple(rpc)
+        self._timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, path: Path) -> str | None:
+        """Loads header and vocabulary of `path`. The problem in one sentence, or None when the engine takes it."""
+        try:
+            self._ask({"do": "check", "path": os.fspath(path)})
+        except EngineError as error:
+            return error.what
+        return None
+
+    def bytes(self, path: Path, model: ModelSettings, context: ContextSettings) -> tuple[BufferBytes, ...]:
+        """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when it cannot be opened."""
+        answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
+        return tuple(BufferBytes(**entry) for entry in answer["buffers"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], self._timeout)
+            line = process.stdout.readline() if ready else b""
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise self._crashed(request["path"])
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(answer["error"], answer.get("hint", ""))
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hybridgen_gguf.engine.child", *self._rpc]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+
+    def _crashed(self, path: str) -> EngineError:
+        process, self._process = self._process, None
+        assert process is not None
+        alive = process.poll() is None
+        try:
+            code = process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        text = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
+        _close(process)
+        if alive and code == -signal.SIGKILL:
+            return EngineError(f"the engine gave no answer about {path} within {self._timeout:.0f} s")
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return EngineError(f"the engine crashed on {path} ({reason}{_cause(text)})", "the file is damaged or hostile")
+
+    def close(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _close(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _cause(stderr: str) -> str:
+    """The assertion that failed, if the engine printed one."""
+    for line in stderr.splitlines():
+        if "GGML_ASSERT" in line or "terminate called" in line or "what():" in line:
+            return ": " + line.strip()[-200:]
+    return ""
+
+
+def check_loads(path: Path) -> str | None:
+    """One check in a child of its own: the problem in one sentence, or None."""
+    with Child() as child:
+        return child.check(path)
+
+
+# --- inside the child ---
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    from .handles import Context, Model
+
+    path = Path(request["path"])
+    if request["do"] == "check":
+        with Model(path, ModelSettings(), no_alloc=True):
+            return {}
+    settings = {key: _tuples(value) for key, value in request["model"].items()}
+    with (
+        Model(path, ModelSettings(**settings), no_alloc=True) as model,
+        Context(model, ContextSettings(**request["context"])) as context,
+    ):
+        return {"buffers": [asdict(entry) for entry in context.bytes()]}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def main(rpc: Sequence[str]) -> None:
+    from ..errors import HgError
+    from .handles import start
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # an abort would start a debugger
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    started = False
+    for line in sys.stdin.buffer:
+        try:
+            if not started:
+                library = start()
+                for endpoint in rpc:
+                    library.add_rpc(endpoint)
+                started = True
+            answer = _answer(json.loads(line))
+        except HgError as error:
+            answer = {"error": error.what, "hint": error.hint}
+        answers.write(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,286 @@
+"""Open, use and close a model and a context of the engine: errors instead of NULL, numpy instead of pointers.
+
+Knows tokens and logits, but neither text nor plans.
+Invariant: whatever was opened is closed once, in the right order, also after an error or at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineError, UsageError
+from . import abi, log
+from .library import Library, load
+from .settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
+
+_ABORTED = 2
+_NO_ROOM = 1
+_LOAD_MODES = {
+    (False, False): 0,
+    (True, False): 1,
+    (False, True): 2,
+    (True, True): 3,
+}  # (mmap, mlock), enum llama_load_mode
+
+
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override (include/llama.h)."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def start(*, echo_log: bool = False) -> Library:
+    """Loads the engine and takes over its log. Cheap when done before."""
+    library = load()
+    log.capture(library.api, echo=echo_log)
+    return library
+
+
+class Model:
+    """An open model. Raises EngineError when the engine refuses the file."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: ModelSettings,
+        *,
+        vocab_only: bool = False,
+        no_alloc: bool = False,
+        progress: Callable[[float], bool] | None = None,
+    ) -> None:
+        self.library = start()
+        self.api = self.library.api
+        self.path = path
+        self.settings = settings
+        self._kept: list[object] = []  # memory that the engine reads during the load
+        self.api.llama_backend_init()
+        parameters = self._parameters(settings, vocab_only, no_alloc, progress)
+        log.lines.clear()
+        self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not self.handle:
+            raise EngineError(f"the engine cannot load {path}: {log.last_error() or 'it does not say why'}")
+        self.vocab = self.api.llama_model_get_vocab(self.handle)
+        self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
+
+    def _parameters(
+        self, settings: ModelSettings, vocab_only: bool, no_alloc: bool, progress: Callable[[float], bool] | None
+    ) -> Any:
+        parameters = self.api.llama_model_default_params()
+        parameters.n_gpu_layers = settings.n_gpu_layers
+        parameters.split_mode = SPLIT_MODES[settings.split_mode]
+        parameters.main_gpu = settings.main_gpu
+        parameters.load_mode = 0 if no_alloc else _LOAD_MODES[settings.use_mmap, settings.use_mlock]
+        parameters.vocab_only = vocab_only
+        parameters.no_alloc = no_alloc
+        if settings.tensor_split:
+            shares = (ctypes.c_float * self.api.llama_max_devices())(*settings.tensor_split)
+            self._kept.append(shares)
+            parameters.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+        if settings.devices is not None:
+            parameters.devices = ctypes.cast(self._devices(settings.devices), ctypes.c_void_p)
+        if settings.overrides:
+            parameters.tensor_buft_overrides = ctypes.cast(self._overrides(settings.overrides), ctypes.c_void_p)
+        if progress is not None:
+            callback = self.api.llama_progress_callback(lambda share, _data: progress(share))
+            self._kept.append(callback)
+            parameters.progress_callback = callback
+        return parameters
+
+    def _devices(self, names: Sequence[str]) -> Any:
+        handles = [self.library.ggml.ggml_backend_dev_by_name(name.encode()) for name in names]
+        for name, handle in zip(names, handles, strict=True):
+            if not handle:
+                raise UsageError(f"there is no device '{name}'", "see `hgguf engine` for the devices")
+        array = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+        self._kept.append(array)
+        return array
+
+    def _overrides(self, overrides: Sequence[tuple[str, str]]) -> Any:
+        ggml, base = self.library.ggml, self.library.base
+        types: dict[str, int] = {}
+        for index in range(ggml.ggml_backend_dev_count()):
+            buffer_type = base.ggml_backend_dev_buffer_type(ggml.ggml_backend_dev_get(index))
+            types.setdefault(base.ggml_backend_buft_name(buffer_type).decode(), buffer_type)
+        unknown = [name for _, name in overrides if name not in types]
+        if unknown:
+            raise UsageError(f"there is no buffer type '{unknown[0]}'", f"one of: {', '.join(types)}")
+        rows = [_Override(pattern.encode(), types[name]) for pattern, name in overrides]
+        array = (_Override * (len(rows) + 1))(*rows, _Override(None, None))
+        self._kept.append(array)
+        return array
+
+    # --- vocabulary ---
+
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of UTF-8 `text`. `add_special`: with the model's own start/end tokens; `parse_special`: text such as
+        `<|im_start|>` becomes the control token."""
+        capacity = len(text) + 8
+        while True:
+            tokens = (ctypes.c_int32 * capacity)()
+            count = self.api.llama_tokenize(self.vocab, text, len(text), tokens, capacity, add_special, parse_special)
+            if count >= 0:
+                return list(tokens[:count])
+            if count == -(2**31):
+                raise EngineError("the text is too long to tokenize")
+            capacity = -count
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes a token stands for; control tokens give none unless `special`."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = self.api.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def token_text(self, token: int) -> str:
+        """The text of a vocabulary entry as the file has it."""
+        return (self.api.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
+
+    def is_control(self, token: int) -> bool:
+        return bool(self.api.llama_vocab_is_control(self.vocab, token))
+
+    def is_end(self, token: int) -> bool:
+        """Whether generation ends with this token."""
+        return bool(self.api.llama_vocab_is_eog(self.vocab, token))
+
+    @property
+    def bos(self) -> int:
+        """The start token's id, -1 when the vocabulary has none."""
+        return int(self.api.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos(self) -> int:
+        return int(self.api.llama_vocab_eos(self.vocab))
+
+    @property
+    def add_bos(self) -> bool:
+        return bool(self.api.llama_vocab_get_add_bos(self.vocab))
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(self.api.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def has_decoder(self) -> bool:
+        return bool(self.api.llama_model_has_decoder(self.handle))
+
+    def layer_devices(self) -> tuple[str, ...]:
+        """The device of each layer, the output layer last. Empty on an engine without our patches."""
+        if not self.library.patched:
+            return ()
+        count = self.api.llama_model_n_layer(self.handle)
+        names = (self.library.llama.hg_layer_device(self.handle, layer) for layer in range(count + 1))
+        return tuple((name or b"CPU").decode() for name in names)
+
+    def close(self) -> None:
+        if self.handle:
+            self.api.llama_model_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Context:
+    """An open context: the KV cache and the scratch memory. Raises EngineError when it cannot be made."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        self.model = model
+        self.api = model.api
+        self.settings = settings
+        parameters = self.api.llama_context_default_params()
+        parameters.n_ctx = settings.n_ctx
+        parameters.n_batch = settings.n_batch
+        parameters.n_ubatch = settings.n_ubatch
+        parameters.type_k, parameters.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
+        parameters.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
+        parameters.offload_kqv = settings.offload_kqv
+        parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
+        log.lines.clear()
+        self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
+        if not self.handle:
+            raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {log.last_error()}")
+        self.n_ctx = int(self.api.llama_n_ctx(self.handle))
+        self.memory = self.api.llama_get_memory(self.handle)
+        self._tokens = (ctypes.c_int32 * max(settings.n_batch, 1))()
+        self._batch = self.api.llama_batch_get_one(self._tokens, 0)
+        self._abort: object = None
+
+    def decode(self, tokens: Sequence[int]) -> bool:
+        """Reads at most n_batch tokens after those already in the cache. False when the abort callback stopped it."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._batch.n_tokens = count
+        status = self.api.llama_decode(self.handle, self._batch)
+        if status == 0:
+            return True
+        if status == _ABORTED:
+            return False
+        if status == _NO_ROOM:
+            raise EngineError(f"the context of {self.n_ctx} tokens is full", "give a larger -c, or a shorter prompt")
+        raise EngineError(f"decoding failed (code {status}): {log.last_error()}")
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits of the last token read, float32 [n_vocab]; a view that is valid until the next decode."""
+        pointer = self.api.llama_get_logits_ith(self.handle, -1)
+        if not pointer:
+            raise EngineError("the engine gives no logits")
+        return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
+
+    def set_abort(self, asked: Callable[[], bool] | None) -> None:
+        """While set, the CPU backend asks before each operation whether to stop (llama_set_abort_callback)."""
+        self._abort = self.api.ggml_abort_callback((lambda _data: asked()) if asked else 0)
+        self.api.llama_set_abort_callback(self.handle, self._abort, None)
+
+    def synchronize(self) -> None:
+        self.api.llama_synchronize(self.handle)
+
+    def set_threads(self, decode: int, prompt: int) -> None:
+        self.api.llama_set_n_threads(self.handle, decode, prompt)
+
+    def clear(self) -> None:
+        """Forgets all tokens; the memory stays."""
+        self.api.llama_memory_clear(self.memory, False)
+
+    def keep_prefix(self, length: int) -> bool:
+        """Forgets all tokens after the first `length`. False when this kind of model cannot (recurrent state)."""
+        return bool(self.api.llama_memory_seq_rm(self.memory, 0, length, -1))
+
+    def bytes(self) -> tuple[BufferBytes, ...]:
+        """Bytes by buffer type, model included. Empty on an engine without our patches."""
+        if not self.model.library.patched:
+            return ()
+        entries = (abi.MemoryEntry * 32)()
+        count = self.model.library.llama.hg_memory(self.handle, entries, len(entries))
+        return tuple(
+            BufferBytes(e.buffer_type.decode(), e.device.decode(), bool(e.is_host), e.model, e.context, e.compute)
+            for e in entries[:count]
+        )
+
+    def close(self) -> None:
+        if self.handle:
+            self.api.llama_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,189 @@
+"""Finds and loads the engine's libraries, checks that they are the right ones, and says what they are.
+
+Looks, in this order, at HGGUF_ENGINE, LLAMA_CPP_LIB_PATH, the link that scripts/build_engine left in the virtual
+environment, and the library inside an installed llama-cpp-python. Knows nothing of models.
+Invariant: no function of the engine is called before its commit has been checked, because the binding's structs match
+one commit and no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineError, EngineMismatch, UsageError
+from . import abi
+
+COMMIT = "0c1e57098"  # upstream commit of the sources in llama-cpp-python 0.3.36
+GGML_VERSION = "0.25.3"
+BINDING = "0.3.36"
+
+
+@dataclass(frozen=True)
+class BackendDevice:
+    """A device as the engine sees it. Bytes are zero where the backend does not tell."""
+
+    name: str
+    kind: str
+    description: str
+    memory_free: int
+    memory_total: int
+    buffer_type: str
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A run-time switch of a patch: its value now and the values it may have (default first)."""
+
+    name: str
+    value: str
+    values: tuple[str, ...]
+
+
+class Library:
+    """The loaded engine: `api` is the binding's module, `llama`, `ggml`, `base` the libraries behind it."""
+
+    def __init__(self, folder: Path, api: Any) -> None:
+        self.folder = folder
+        self.api = api
+        self.llama: ctypes.CDLL = api._lib
+        self.ggml = ctypes.CDLL(str(_file(folder, "ggml")))
+        self.base = ctypes.CDLL(str(_file(folder, "ggml-base")))
+        abi.declare_base(self.base)
+        abi.declare_registry(self.ggml)
+        self.patched = abi.declare_hg(self.base, self.llama)
+
+    @property
+    def commit(self) -> str:
+        return str(self.base.hg_commit().decode()) if self.patched else "unknown"
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        return tuple(self.base.hg_patches().decode().split(",")) if self.patched else ()
+
+    def switches(self) -> tuple[Switch, ...]:
+        found: list[Switch] = []
+        while self.patched and (name := self.base.hg_switch_name(len(found))) is not None:
+            values = self.base.hg_switch_values(len(found)).decode().split("|")
+            found.append(Switch(name.decode(), self.base.hg_switch_get(name).decode(), tuple(values)))
+        return tuple(found)
+
+    def set_switch(self, name: str, value: str) -> None:
+        """Sets a run-time switch for the whole process. Raises UsageError for an unknown name or value."""
+        if not self.patched or not self.base.hg_switch_set(name.encode(), value.encode()):
+            raise UsageError(f"the engine has no switch '{name}' with a value '{value}'", "see `hgguf engine`")
+
+    def backends(self) -> tuple[str, ...]:
+        count = self.ggml.ggml_backend_reg_count()
+        return tuple(
+            self.base.ggml_backend_reg_name(self.ggml.ggml_backend_reg_get(index)).decode() for index in range(count)
+        )
+
+    def devices(self) -> tuple[BackendDevice, ...]:
+        return tuple(self._device(index) for index in range(self.ggml.ggml_backend_dev_count()))
+
+    def _device(self, index: int) -> BackendDevice:
+        handle = self.ggml.ggml_backend_dev_get(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.base.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        return BackendDevice(
+            name=self.base.ggml_backend_dev_name(handle).decode(),
+            kind=abi.DEVICE_TYPES.get(self.base.ggml_backend_dev_type(handle), "other"),
+            description=self.base.ggml_backend_dev_description(handle).decode(errors="replace"),
+            memory_free=free.value,
+            memory_total=total.value,
+            buffer_type=self.base.ggml_backend_buft_name(self.base.ggml_backend_dev_buffer_type(handle)).decode(),
+        )
+
+    def add_rpc(self, endpoint: str) -> None:
+        """Registers the devices of an RPC server (`HOST:PORT`). Raises EngineError when it does not answer."""
+        if not abi.declare_rpc(self.ggml):
+            rpc = _file(self.folder, "ggml-rpc")
+            if not rpc.exists():
+                raise EngineError("this engine was built without RPC", "build it with scripts/build_engine")
+            library = ctypes.CDLL(str(rpc))
+            abi.declare_rpc(library)
+        else:
+            library = self.ggml
+        registry = library.ggml_backend_rpc_add_server(endpoint.encode())
+        if not registry:
+            raise EngineError(f"the RPC server {endpoint} does not answer", "check that it runs and the port is right")
+        self.ggml.ggml_backend_register(registry)
+
+
+def _file(folder: Path, name: str) -> Path:
+    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    prefix = "" if sys.platform == "win32" else "lib"
+    return folder / f"{prefix}{name}{suffix}"
+
+
+def find() -> Path:
+    """The folder that holds libllama. Raises EngineError when there is none."""
+    for variable in ("HGGUF_ENGINE", "LLAMA_CPP_LIB_PATH"):
+        if chosen := os.environ.get(variable):
+            if _file(Path(chosen), "llama").exists():
+                return Path(chosen)
+            raise EngineError(
+                f"{variable}={chosen} holds no engine", "unset it, or give the folder with libllama in it"
+            )
+    linked = Path(sys.prefix) / "hgguf-engine"
+    if _file(linked, "llama").exists():
+        return linked.resolve()
+    import importlib.util
+
+    spec = importlib.util.find_spec("llama_cpp")
+    installed = Path(spec.origin).parent / "lib" if spec and spec.origin else None
+    if installed and _file(installed, "llama").exists():
+        return installed
+    raise EngineError("the engine was not found", "run scripts/setup, or install llama-cpp-python with its library")
+
+
+def check(folder: Path) -> bool:
+    """True for our engine, False for a stock one of the same version. Raises EngineMismatch for any other."""
+    try:
+        base = ctypes.CDLL(str(_file(folder, "ggml-base")))
+    except OSError as error:
+        raise EngineError(
+            f"the engine in {folder} cannot be loaded: {error}", "build it again: scripts/setup"
+        ) from None
+    declared = abi.declare_base(base)
+    version = base.ggml_version().decode() if declared else "unknown"
+    patched = abi.declare_identity(base)
+    commit = base.hg_commit().decode() if patched else "unknown"
+    if version != GGML_VERSION or (patched and commit != COMMIT):
+        raise EngineMismatch(
+            f"the engine in {folder} is ggml {version}, commit {commit}; this version needs {GGML_VERSION}, {COMMIT}",
+            "run scripts/setup to build the right one",
+        )
+    return patched
+
+
+@functools.cache
+def load() -> Library:
+    """Loads the engine once. Raises EngineError, EngineMismatch; warns when it has no patches of ours."""
+    folder = find()
+    patched = check(folder)
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
+    try:
+        import llama_cpp
+        import llama_cpp.llama_cpp as api
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineError(f"the engine's binding cannot be loaded: {error}", "run scripts/setup again") from None
+    if llama_cpp.__version__ != BINDING:
+        raise EngineMismatch(
+            f"llama-cpp-python {llama_cpp.__version__} is installed; this version needs {BINDING}", "run scripts/setup"
+        )
+    if not patched:
+        warnings.warn(
+            "this engine has no patches of hgguf: exact byte counts, fast CPU attention and KV tiers are missing "
+            "(scripts/setup builds ours)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Library(folder, api)

@@ -1,0 +1,47 @@
+"""Keeps what the engine logs instead of letting it write to stderr, so that an error can say why.
+
+Invariant: at most `KEPT` lines are held; the engine's own stderr output is off once `capture` has run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any
+
+KEPT = 200
+_LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUED = 3, 4, 5
+
+lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
+_callback: Any = None  # the library holds only a pointer, so the object must stay alive here
+_echo = False
+
+
+def _keep(level: int, text: bytes, _data: object) -> None:
+    line = text.decode("utf-8", "replace")
+    if _echo:
+        sys.stderr.write(line)
+    if level == _LEVEL_CONTINUED and lines:
+        level, start = lines.pop()
+        line = start + line
+    lines.append((level, line))
+
+
+def capture(api: Any, *, echo: bool = False) -> None:
+    """Routes the engine's log into `lines`; with `echo` also to stderr (`--verbose-engine`)."""
+    global _callback, _echo
+    _echo = echo
+    if _callback is None:
+        _callback = api.llama_log_callback(_keep)
+        api.llama_log_set(_callback, None)
+
+
+def last_error() -> str:
+    """The newest error line, else warning, without the C function's name; empty when there is none."""
+    for wanted in (_LEVEL_ERROR, _LEVEL_WARN):
+        for level, line in reversed(lines):
+            if level == wanted and line.strip():
+                text = line.strip()
+                head, colon, rest = text.partition(": ")
+                return rest if colon and " " not in head and rest else text
+    return ""

@@ -1,0 +1,58 @@
+"""What a model and a context are opened with, as plain data: no ctypes, no engine, so that plans can be made from it.
+
+Invariant: every field maps to one field of llama_model_params or llama_context_params (include/llama.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: names of KV cache types as llama.cpp's flags spell them, with their number in ggml.h
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How weights are loaded. `overrides`: (tensor name pattern, buffer type name), llama.cpp's `-ot`."""
+
+    n_gpu_layers: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    use_mmap: bool = True
+    use_mlock: bool = False
+
+
+@dataclass(frozen=True)
+class ContextSettings:
+    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts."""
+
+    n_ctx: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: str = "auto"
+    offload_kqv: bool = True
+    threads: int = 1
+    threads_batch: int = 1
+
+
+@dataclass(frozen=True)
+class BufferBytes:
+    """Bytes that one buffer type takes: weights, KV and state, and scratch of the largest graph."""
+
+    buffer_type: str
+    device: str
+    is_host: bool
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.model + self.context + self.compute
