@@ -1,0 +1,149 @@
+"""How far a model's next-token probabilities are from those of its source, on a text. For child processes.
+
+Scored are the later half of each chunk's positions, which have at least half a chunk of context, as upstream's
+perplexity tool does. Knows no file formats. Invariant: base and candidate see the same token ids; a model compared with
+itself gives a divergence of 0, a ratio of 1 and full agreement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..printable import printable
+from .evaluate import Scorer
+
+Send = Callable[[Mapping[str, Any]], None]
+_DECODED = 48  # tokens of the speed measurement
+_ROWS = 64  # positions scored at once: float64 work space of 64 * n_vocab * 8 * 3 bytes, 75 MB at 49k
+
+
+def compare_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
+    """Scores every model in `options["models"]` against `options["base"]` on the file `options["text"]`.
+
+    Returns `{tokens, models: [{...}]}`; see `_Sums.result` for the fields. One model is open beside the base at a time,
+    and the base is read once for each.
+    """
+    text = Path(options["text"]).read_bytes()
+    chunk: int = options["chunk"]
+    results = []
+    tokens: list[int] = []
+    with Scorer(Path(options["base"]), chunk, options["threads"], options["gpu_layers"]) as base:
+        tokens = _whole_chunks(base.tokens(text), options)
+        for number, path in enumerate(options["models"]):
+            with Scorer(Path(path), chunk, options["threads"], options["gpu_layers"]) as model:
+                _same_vocabulary(base, model, text, path, options["base"])
+                sums = _Sums()
+                for start in range(0, len(tokens), chunk):
+                    send({"done": number * len(tokens) + start, "of": len(tokens) * len(options["models"])})
+                    _score(base, model, tokens[start : start + chunk], sums)
+                speed = _speeds(base, model, tokens) if options["speed"] else {}
+            results.append({**sums.result(), **speed})
+    return {"tokens": len(tokens), "models": results}
+
+
+def _whole_chunks(tokens: list[int], options: Mapping[str, Any]) -> list[int]:
+    chunk = options["chunk"]
+    count = len(tokens) // chunk
+    if count < 1:
+        raise UsageError(f"the text has {len(tokens)} tokens; at least {chunk} are needed", "give more text")
+    return tokens[: min(count, options["most_chunks"] or count) * chunk]
+
+
+def _same_vocabulary(base: Scorer, model: Scorer, text: bytes, path: str, base_path: str) -> None:
+    sample = text[:4096].decode("utf-8", "ignore").encode()
+    if base.model.n_vocab != model.model.n_vocab or base.tokens(sample) != model.tokens(sample):
+        raise UsageError(
+            f"{printable(path)} and {printable(base_path)} have different vocabularies",
+            "compare a model with its own source",
+        )
+
+
+def _score(base: Scorer, model: Scorer, tokens: list[int], sums: _Sums) -> None:
+    first = len(tokens) // 2
+    count = len(tokens) - first
+    started = time.perf_counter()
+    base.read(tokens, first)
+    middle = time.perf_counter()
+    model.read(tokens, first)
+    sums.add_time(len(tokens), middle - started, time.perf_counter() - middle)
+    ours, theirs = base.logits(count), model.logits(count)
+    # The last position predicts a token of the next chunk; it is not scored.
+    for row in range(0, count - 1, _ROWS):
+        rows = slice(row, min(row + _ROWS, count - 1))
+        sums.add(_log_probabilities(ours[rows]), _log_probabilities(theirs[rows]), np.array(tokens[first + 1 :][rows]))
+
+
+def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    logs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logs
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self._divergences: list[NDArray[np.float64]] = []
+        self._base_loss: list[NDArray[np.float64]] = []
+        self._loss: list[NDArray[np.float64]] = []
+        self._agree = 0
+        self._tokens = 0
+        self._seconds = [0.0, 0.0]
+
+    def add(self, base: NDArray[np.float64], model: NDArray[np.float64], following: NDArray[Any]) -> None:
+        rows = np.arange(len(following))
+        self._divergences.append((np.exp(base) * (base - model)).sum(axis=1))
+        self._base_loss.append(-base[rows, following])
+        self._loss.append(-model[rows, following])
+        self._agree += int((base.argmax(axis=1) == model.argmax(axis=1)).sum())
+
+    def add_time(self, tokens: int, base: float, model: float) -> None:
+        self._tokens += tokens
+        self._seconds[0] += base
+        self._seconds[1] += model
+
+    def result(self) -> dict[str, float]:
+        """Divergences in nats a token, `top1` from 0 to 1, `*_error`: standard errors, speeds in tokens/s."""
+        divergence = np.maximum(np.concatenate(self._divergences), 0.0)  # rounding can go a hair below zero
+        base, model = np.concatenate(self._base_loss), np.concatenate(self._loss)
+        count = len(divergence)
+        difference = model - base
+        ratio = float(np.exp(difference.mean()))
+        top1 = self._agree / count
+        return {
+            "scored": count,
+            "kld_mean": float(divergence.mean()),
+            "kld_error": float(divergence.std() / np.sqrt(count)),
+            "kld_median": float(np.median(divergence)),
+            "kld_99": float(np.quantile(divergence, 0.99)),
+            "ppl_base": float(np.exp(base.mean())),
+            "ppl": float(np.exp(model.mean())),
+            "ppl_ratio": ratio,
+            "ppl_ratio_error": float(ratio * difference.std() / np.sqrt(count)),
+            "top1": top1,
+            "top1_error": float(np.sqrt(top1 * (1 - top1) / count)),
+            "prompt_tps_base": self._tokens / self._seconds[0],
+            "prompt_tps": self._tokens / self._seconds[1],
+        }
+
+
+def _speeds(base: Scorer, model: Scorer, tokens: list[int]) -> dict[str, float]:
+    return {"decode_tps_base": _decode_speed(base, tokens), "decode_tps": _decode_speed(model, tokens)}
+
+
+def _decode_speed(scorer: Scorer, tokens: list[int]) -> float:
+    """Tokens/s of single-token steps after a short prompt; the median step, so that one interruption does not count."""
+    steps = min(_DECODED, scorer.chunk // 2)
+    start = scorer.chunk - steps
+    scorer.read(tokens[: min(start, 64)], min(start, 64) - 1)
+    taken = []
+    for index in range(steps):
+        began = time.perf_counter()
+        scorer.step(tokens[index], min(start, 64) + index)
+        taken.append(time.perf_counter() - began)
+    return 1.0 / float(np.median(taken))

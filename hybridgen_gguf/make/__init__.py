@@ -1,0 +1,1 @@
+"""Models made and fetched: download, convert, importance matrix, quantize, report. The engine runs in children only."""

@@ -1,0 +1,106 @@
+"""An importance matrix from a text: checks before work starts, the run in a child, publication. Resumable.
+
+Knows no tensors. Invariant: the output name holds a whole matrix or what it held before; what is needed to go on after
+an interruption lies beside it as `NAME.partial` and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..split import open_model_file
+from .child import run_job, stoppable
+from .hashing import sha256_of
+from .target import check_source, check_target, publish, remove, scratch_for, shown, sweep
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixOptions:
+    """`chunk`: tokens read at once; `most_chunks` 0: the whole text; `threads` 0: one per core."""
+
+    model: Path
+    text: Path
+    target: Path
+    chunk: int = 512
+    most_chunks: int = 0
+    threads: int = 0
+    gpu_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixResult:
+    """`resumed`: chunks taken over from an interrupted run; `entries`: weight tensors covered."""
+
+    path: Path
+    chunks: int
+    resumed: int
+    tokens: int
+    entries: int
+    sha256: str
+    text_sha256: str
+    warnings: tuple[str, ...]
+
+
+def imatrix(options: ImatrixOptions, progress: Progress | None = None) -> ImatrixResult:
+    """Writes the matrix. `progress(chunks done, of)`. Raises UsageError when there is too little text."""
+    if options.chunk < 32:
+        raise UsageError(f"a chunk of {options.chunk} tokens is too short", "512 is usual")
+    with stoppable():
+        check_source(options.model)
+        check_source(options.text)
+        if options.text.is_dir() or not options.text.stat().st_size:
+            raise UsageError(f"{shown(options.text)} holds no text", "give a text file of some 100 KB or more")
+        model = open_model_file(options.model)
+        check_target(options.target, [*model.paths, options.text])
+        sweep(options.target)
+        partial = options.target.with_name(options.target.name + ".partial")
+        text_sha256 = sha256_of(options.text)
+        facts = {"dataset": options.text.name, "text_sha256": text_sha256, "model_sha256": sha256_of(*model.paths)}
+        return _run(options, model.path, partial, facts, progress)
+
+
+def _run(
+    options: ImatrixOptions, model: Path, partial: Path, facts: Mapping[str, str], progress: Progress | None
+) -> ImatrixResult:
+    scratch = scratch_for(options.target)
+    job: dict[str, Any] = {
+        "model": str(model),
+        "text": str(options.text),
+        "scratch": str(scratch),
+        "partial": str(partial),
+        "chunk": options.chunk,
+        "most_chunks": options.most_chunks,
+        "threads": options.threads or len(os.sched_getaffinity(0)),
+        "gpu_layers": options.gpu_layers,
+        "facts": dict(facts),
+    }
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if progress is not None:
+            progress(event["done"], event["of"])
+
+    try:
+        done = run_job("imatrix", job, tell, [scratch])
+        digest = sha256_of(scratch)
+        publish(scratch, options.target)
+    finally:
+        remove(scratch)
+    partial.unlink(missing_ok=True)
+    return ImatrixResult(
+        options.target, done["chunks"], done["resumed"], done["tokens"], done["entries"], digest, facts["text_sha256"],
+        _warnings(done),
+    )  # fmt: skip
+
+
+def _warnings(done: Mapping[str, Any]) -> tuple[str, ...]:
+    if not done["partial_data"]:
+        return ()
+    names = done["partial_data"]
+    return (f"{len(names)} entries have experts that no token of the text visited, such as {names[0]}: give more text",)

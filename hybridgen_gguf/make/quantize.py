@@ -1,0 +1,294 @@
+"""A GGUF file into a smaller one: forecast, refusals before work starts, the run in a child, checks, publication.
+
+Knows the order of things and what users get wrong; the engine's side is `engine/quantize.py`. Invariant: the target is
+published only when its size is the one forecast to the byte; an older file there survives everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.quantize import padded, tensor_bytes
+from ..errors import BadFile, EngineError, Failed, UsageError
+from ..ggml_types import ggml_type
+from ..split import ModelFile, open_model_file
+from . import recipe
+from .child import run_job, stoppable
+from .file_types import FILE_TYPES, UNQUANTIZED, file_type
+from .forecast import Fallback, Forecast, TensorForecast
+from .hashing import HashInBackground, sha256_of
+from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, sweep
+
+Progress = Callable[[str, int, int], None]
+_PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
+_ENGINE_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """What the user asked for. `threads` 0: one per core. `tensor_types`: (regex, type), first match wins."""
+
+    source: Path
+    target: Path
+    type: str
+    imatrix: Path | None = None
+    tensor_types: tuple[tuple[str, str], ...] = ()
+    output_tensor_type: str | None = None
+    token_embedding_type: str | None = None
+    pure: bool = False
+    keep_split: bool = False
+    allow_requantize: bool = False
+    strict: bool = False
+    threads: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeResult:
+    """What was written. `paths`: one file, or the parts of a split; `sha256`: of each, in the same order."""
+
+    forecast: Forecast
+    paths: tuple[Path, ...]
+    sha256: tuple[str, ...]
+    manifest: Path
+    recipe: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def forecast(options: QuantizeOptions) -> Forecast:
+    """Types, fallbacks and bytes of a run with `options`, to the byte; nothing is written.
+
+    Raises what `quantize` would raise before it starts.
+    """
+    model, warnings = _checked(options)
+    # A recipe has the same length whatever the hashes are.
+    made_of = _recipe(options, "0" * 64, "0" * 64 if options.imatrix else "")
+    return _forecast(options, model, made_of, warnings)
+
+
+def quantize(options: QuantizeOptions, progress: Progress | None = None) -> QuantizeResult:
+    """Writes the quantized model and its manifest. `progress(tensor, done, of)`.
+
+    Raises UsageError, NotFound, BadFile or NoSpace before the target is touched; later errors leave it as it was.
+    """
+    with stoppable():
+        model, warnings = _checked(options)
+        check_target(options.target, [*model.paths, *([options.imatrix] if options.imatrix else [])])
+        for part in _part_names(options, model):
+            check_target(part, model.paths)
+        hashes = HashInBackground(model.paths)
+        made_of = _recipe(options, "0" * 64, sha256_of(options.imatrix) if options.imatrix else "")
+        plan = _forecast(options, model, made_of, warnings)
+        _refuse(options, plan)
+        check_room(options.target, plan.bytes)
+        sweep(options.target)
+        return _run(options, model, replace_source(made_of, hashes.result()), plan, progress)
+
+
+def replace_source(made_of: Mapping[str, str], sha256: str) -> dict[str, str]:
+    """The recipe with the source's hash filled in."""
+    return {**made_of, "source_sha256": sha256}
+
+
+def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
+    name = file_type(options.type)
+    if options.threads < 0:
+        raise UsageError(f"{options.threads} threads make no sense", "give 1 or more, or 0 for one per core")
+    for kind in (options.output_tensor_type, options.token_embedding_type, *(kind for _, kind in options.tensor_types)):
+        if kind is not None:
+            ggml_type(kind)
+    if options.tensor_types and name in UNQUANTIZED:
+        raise UsageError(
+            f"--tensor-type has no effect with {name}", "choose a quantized type as the base, such as Q8_0"
+        )
+    for path in (options.source, *([options.imatrix] if options.imatrix else [])):
+        check_source(path)
+    model = open_model_file(options.source)
+    if not model.tensors:
+        raise BadFile(f"{shown(options.source)} holds no tensors", "give a model file")
+    _check_patterns(options, model)
+    return model, ()
+
+
+def _check_patterns(options: QuantizeOptions, model: ModelFile) -> None:
+    for pattern, _ in options.tensor_types:
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"'{pattern}' is not a regular expression: {error}", "write REGEX=TYPE") from None
+        if not any(expression.search(tensor.name) for tensor in model.tensors):
+            raise UsageError(
+                f"--tensor-type '{pattern}' matches no tensor of {shown(options.source)}", "see: hgguf inspect"
+            )
+
+
+def _recipe(options: QuantizeOptions, source_sha256: str, imatrix_sha256: str) -> dict[str, str]:
+    said = {
+        "type": file_type(options.type),
+        "tensor_types": [list(pair) for pair in options.tensor_types],
+        "output_tensor_type": options.output_tensor_type,
+        "token_embedding_type": options.token_embedding_type,
+        "pure": options.pure,
+        "keep_split": options.keep_split,
+        "allow_requantize": options.allow_requantize,
+        "note": options.note,
+    }
+    made_of = {
+        "tool": recipe.tool_version(),
+        "source_sha256": source_sha256,
+        "options": recipe.canonical({key: value for key, value in said.items() if value}),
+    }
+    return {**made_of, "imatrix_sha256": imatrix_sha256} if imatrix_sha256 else made_of
+
+
+def _job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str]) -> dict[str, Any]:
+    name = file_type(options.type)
+    metadata: dict[str, str | int] = dict(recipe.entries(made_of))
+    if model.headers[0].alignment != _ENGINE_ALIGNMENT:
+        # The engine pads to 32 but would copy the source's key: a file that no reader could open.
+        metadata["general.alignment"] = _ENGINE_ALIGNMENT
+    return {
+        "source": str(model.path),
+        "shards": [str(path) for path in model.paths],
+        "threads": options.threads,
+        "file_type": FILE_TYPES[name],
+        "only_copy": name == "COPY",
+        "output_tensor_type": options.output_tensor_type,
+        "token_embedding_type": options.token_embedding_type,
+        "tensor_types": [list(pair) for pair in options.tensor_types],
+        "pure": options.pure,
+        "keep_split": options.keep_split and len(model.paths) > 1,
+        "allow_requantize": options.allow_requantize,
+        "imatrix": str(options.imatrix) if options.imatrix else "",
+        "metadata": metadata,
+    }
+
+
+def _forecast(
+    options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str], warnings: tuple[str, ...]
+) -> Forecast:
+    found = run_job("forecast", _job_options(options, model, made_of))
+    if sorted(tensor["name"] for tensor in found["tensors"]) != sorted(tensor.name for tensor in model.tensors):
+        raise EngineError(
+            f"the engine's forecast for {shown(options.source)} does not name its tensors", "please report this"
+        )
+    tensors = tuple(
+        TensorForecast(t["name"], t["rows"] * t["columns"], t["from"], t["to"], tensor_bytes(t))
+        for t in found["tensors"]
+    )
+    size_of = {tensor.name: padded(tensor.bytes) for tensor in tensors}
+    if options.keep_split and len(model.paths) > 1:
+        groups = [[tensor.name for tensor in header.tensors] for header in model.headers]
+    else:
+        groups = [list(size_of)]
+    file_bytes = tuple(
+        meta + sum(size_of[name] for name in names) for meta, names in zip(found["meta_bytes"], groups, strict=True)
+    )
+    fallbacks = tuple(Fallback(f["tensor"], f["columns"], f["wanted"], f["used"]) for f in found["fallbacks"])
+    kinds = sorted({t.source_type for t in tensors if _requantized(t)})
+    if kinds and options.allow_requantize:
+        warnings += (f"the source is already quantized ({', '.join(kinds)}): quality drops below that of the original",)
+    return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, found["needs_imatrix"], warnings)
+
+
+def _requantized(tensor: TensorForecast) -> bool:
+    return tensor.source_type not in _PLAIN and tensor.type != tensor.source_type
+
+
+def _refuse(options: QuantizeOptions, plan: Forecast) -> None:
+    kinds = sorted({tensor.source_type for tensor in plan.tensors if _requantized(tensor)})
+    if kinds and not options.allow_requantize:
+        raise Failed(
+            f"{shown(options.source)} is already quantized ({', '.join(kinds)})",
+            "start from the F16 or BF16 original, or pass --allow-requantize and lose quality",
+        )
+    if plan.needs_imatrix and options.imatrix is None:
+        raise UsageError(
+            f"{plan.type} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix"
+        )
+    if options.strict and plan.fallbacks:
+        first = plan.fallbacks[0]
+        raise Failed(
+            f"{len(plan.fallbacks)} of {len(plan.tensors)} tensors cannot be {first.wanted} and --strict is set: "
+            f"{first.tensor} has rows of {first.columns}",
+            f"drop --strict to use {first.used} there, or choose a type with blocks of 32, such as Q4_0 or Q8_0",
+        )
+
+
+def _run(
+    options: QuantizeOptions, model: ModelFile, made_of: dict[str, str], plan: Forecast, progress: Progress | None
+) -> QuantizeResult:
+    scratch = scratch_for(options.target)
+    parts = _part_names(options, model)
+    if parts:
+        scratch.mkdir()
+    written = [scratch / part.name for part in parts] or [scratch]
+    job = {
+        **_job_options(options, model, made_of),
+        "scratch": str(scratch / _stem(options.target) if parts else scratch),
+    }
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if progress is not None:
+            progress(event["tensor"], event["done"], event["of"])
+
+    try:
+        done = run_job("quantize", job, tell, [scratch])
+        _check_sizes(written, plan)
+        hashes = tuple(sha256_of(path) for path in written)
+        targets = parts or [options.target]
+        # The first part comes last: a set without it is not taken for a model.
+        for path, target in reversed(list(zip(written, targets, strict=True))):
+            publish(path, target)
+    finally:
+        remove(scratch)
+    warnings = plan.warnings + _about_imatrix(done["missing_imatrix"], plan)
+    manifest = recipe.write_manifest(options.target, _manifest(plan, targets, hashes, made_of))
+    return QuantizeResult(plan, tuple(targets), hashes, manifest, made_of, warnings)
+
+
+def _about_imatrix(missing: list[str], plan: Forecast) -> tuple[str, ...]:
+    usual = {"token_embd.weight", "output.weight"}
+    odd = [name for name in missing if name not in usual]
+    return (f"the importance matrix has nothing for {len(odd)} tensors, such as {odd[0]}",) if odd else ()
+
+
+def _check_sizes(written: list[Path], plan: Forecast) -> None:
+    for path, expected in zip(written, plan.file_bytes, strict=True):
+        size = path.stat().st_size if path.exists() else 0
+        if size != expected:
+            raise EngineError(
+                f"the engine wrote {size} bytes where {expected} were forecast; nothing was kept", "please report this"
+            )
+
+
+def _part_names(options: QuantizeOptions, model: ModelFile) -> list[Path]:
+    count = len(model.paths)
+    if not options.keep_split or count == 1:
+        return []
+    stem = _stem(options.target)
+    return [options.target.with_name(f"{stem}-{index:05d}-of-{count:05d}.gguf") for index in range(1, count + 1)]
+
+
+def _stem(target: Path) -> str:
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", target.name)
+
+
+def _manifest(
+    plan: Forecast, targets: list[Path], hashes: tuple[str, ...], made_of: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "files": [
+            {"name": path.name, "bytes": size, "sha256": digest}
+            for path, size, digest in zip(targets, plan.file_bytes, hashes, strict=True)
+        ],
+        "recipe": dict(made_of),
+        "type": plan.type,
+        "bpw": round(plan.bpw, 4),
+        "types": plan.types,
+        "tensors": {tensor.name: tensor.type for tensor in plan.tensors},
+    }
