@@ -45,6 +45,7 @@ __all__ = [
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _MOST_CANDIDATES = 4096
 
@@ -77,7 +78,7 @@ class Top:
     """The k largest logits, best first (ties: smaller id first). `rest_max`, `rest_lse`: largest and log-sum-exp of all
     others.
 
-    Both are -inf when there are no others, and `rest_lse` is NaN when it was not asked for.
+    Both are -inf when there are no others, and NaN when they were not asked for.
     """
 
     ids: Ids
@@ -100,19 +101,20 @@ class DeviceCandidates:
 
 
 class NativeSampler(Protocol):
-    """The engine's own passes over logits. Each returns what the numpy code here returns, bit for bit."""
+    """The engine's own passes over logits; each gives what the numpy code gives, choices and keys bit for bit."""
 
-    def top(self, logits: Logits, k: int, *, lse: bool) -> Top:
-        """The k largest. `rest_max` is NaN if any logit is."""
+    def top(self, logits: Logits, k: int, *, lse: bool) -> tuple[Ids, Logits, float, float]:
+        """`top_of`, as a tuple. One row of value NaN if any logit is NaN."""
         ...
 
-    def best_of_all(self, key: NoiseKey, logits: Logits, temperature: float, k: int) -> Best | None:
-        """`noise.best_of_all` with the largest logit found on the way; None if a logit is NaN or the largest not
-        finite."""
+    def best_of_all(
+        self, seed: int, stream: int, position: int, logits: Logits, temperature: float, k: int
+    ) -> tuple[Ids, Floats] | None:
+        """`noise.best_of_all`: ids and keys; None if a logit is NaN or the largest is infinite."""
         ...
 
-    def best_of(self, key: NoiseKey, ids: Ids, scores: NDArray[np.float64], k: int) -> Best:
-        """`noise.best_of`."""
+    def best_of(self, seed: int, stream: int, position: int, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
+        """`noise.best_of`: ids and keys."""
         ...
 
 
@@ -287,16 +289,16 @@ class Sampler:
     def _draw_from_all(self, key: NoiseKey, logits: Logits, position: int) -> Ids:
         scale = self._options.temperature if "temperature" in self._chain else 1.0
         if self._native is not None:
-            found = self._native.best_of_all(key, logits, scale, 1)
+            found = self._native.best_of_all(key.seed, key.stream, key.position, logits, scale, 1)
             if found is not None:
-                return found.ids
+                return found[0]
         largest = float(logits.max())
         _check_numbers(largest, position)
         return noise.best_of_all(key, logits, largest, scale, 1).ids
 
-    def _best_of(self, key: NoiseKey, ids: Ids, scores: NDArray[np.float64], k: int) -> Best:
+    def _best_of(self, key: NoiseKey, ids: Ids, scores: Floats, k: int) -> Best:
         if self._native is not None:
-            return self._native.best_of(key, ids, scores, k)
+            return Best(*self._native.best_of(key.seed, key.stream, key.position, ids, scores, k))
         return noise.best_of(key, ids, scores, k)
 
     # -- the vocabulary ----------------------------------------------------------------------------------------------
@@ -350,8 +352,9 @@ class Sampler:
             logits[index] -= amounts
 
     def _top(self, logits: Logits, k: int, position: int, *, lse: bool = False) -> Top:
-        top = self._native.top(logits, k, lse=lse) if self._native is not None else top_of(logits, k, lse=lse)
-        _check_numbers(float(top.logits[0]) if not math.isnan(top.rest_max) else math.nan, position)
+        native = self._native
+        top = Top(*native.top(logits, k, lse=lse)) if native is not None else top_of(logits, k, lse=lse)
+        _check_numbers(float(top.logits[0]), position)
         return top
 
     def _result(self, token: int, draws: tuple[Scored, ...], logits: Logits, position: int) -> Draw:
@@ -415,15 +418,22 @@ def top_of(logits: Logits, k: int, *, lse: bool) -> Top:
     if k == 1:
         ids = np.array([int(logits.argmax())])
     else:
-        edge = np.partition(logits, len(logits) - k)[len(logits) - k]
+        edge = _lower_bound(logits, k)
         ids = np.flatnonzero(logits >= edge)
         ids = ids[np.lexsort((ids, -logits[ids].astype(np.float64)))][:k]
     if not lse:
-        return Top(ids, logits[ids], -math.inf, math.nan)
+        return Top(ids, logits[ids], math.nan, math.nan)
     others = np.delete(logits, ids)
     if not len(others):
         return Top(ids, logits[ids], -math.inf, -math.inf)
     return Top(ids, logits[ids], float(others.max()), _log_sum_exp(others))
+
+
+def _lower_bound(logits: Logits, k: int) -> float:
+    """A number that at least k logits reach and few more: the k-th largest of the blocks' largest, one pass."""
+    few_blocks = k * noise.BLOCK >= len(logits)
+    tops = logits if few_blocks else np.maximum.reduceat(logits, np.arange(0, len(logits), noise.BLOCK))
+    return float(np.partition(tops, len(tops) - k)[len(tops) - k])
 
 
 def _log_sum_exp(values: Logits) -> float:

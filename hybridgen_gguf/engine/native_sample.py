@@ -1,0 +1,134 @@
+"""The engine's passes over logits (include/hg-sample.h), as an object that `sample.Sampler` takes as `native`.
+
+Knows nothing of chains and options. Results equal the numpy code's bit for bit, so `HGGUF_SAMPLER=numpy` (the off
+switch) changes the time alone. Invariant: arrays handed to C are contiguous, of the declared type, and outlive the
+call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from ctypes import POINTER, Structure, byref, c_double, c_int32, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import EngineError, UsageError
+
+_NAN, _NOT_FINITE = -1, -2
+
+
+class _Key(Structure):
+    """struct hg_sample_key."""
+
+    _fields_ = (("seed", c_uint64), ("stream", c_uint64), ("position", c_uint64))
+
+
+# fmt: off
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    # int32_t hg_sample_top(const float * logits, int32_t n, int32_t k, int32_t want_lse,
+    #                       int32_t * ids, float * values, double * rest);
+    "hg_sample_top": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
+    # int32_t hg_sample_best_of_all(const struct hg_sample_key * key, const float * logits, int32_t n,
+    #                               double temperature, int32_t k, int32_t * ids, double * keys);
+    "hg_sample_best_of_all": (c_int32, (POINTER(_Key), c_void_p, c_int32, c_double, c_int32, c_void_p, c_void_p)),
+    # int32_t hg_sample_best_of(const struct hg_sample_key * key, const int64_t * tokens, const double * scores,
+    #                           int32_t n, int32_t k, int32_t * ids, double * keys);
+    "hg_sample_best_of": (c_int32, (POINTER(_Key), c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
+    # void hg_sample_noise(const struct hg_sample_key * key, const int64_t * tokens, int32_t n, double * noise);
+    "hg_sample_noise": (None, (POINTER(_Key), c_void_p, c_int32, c_void_p)),
+}
+# fmt: on
+
+
+def native_sampler(llama: ctypes.CDLL) -> NativeSample | None:
+    """The native sampler of the loaded library; None for an engine without it or under HGGUF_SAMPLER=numpy."""
+    wanted = os.environ.get("HGGUF_SAMPLER") or "native"
+    if wanted not in ("native", "numpy"):
+        raise UsageError(f"HGGUF_SAMPLER={wanted} is not one of native, numpy")
+    if wanted == "numpy" or not hasattr(llama, "hg_sample_top"):
+        return None
+    return NativeSample(llama)
+
+
+class NativeSample:
+    """`sample.NativeSampler` over the engine's functions. Holds no state: one object serves every thread."""
+
+    def __init__(self, llama: ctypes.CDLL) -> None:
+        self._top = _declared(llama, "hg_sample_top")
+        self._best_of_all = _declared(llama, "hg_sample_best_of_all")
+        self._best_of = _declared(llama, "hg_sample_best_of")
+        self._noise = _declared(llama, "hg_sample_noise")
+
+    def top(
+        self, logits: NDArray[np.float32], k: int, *, lse: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], float, float]:
+        """The k largest logits: ids, values, and with `lse` the largest and the log-sum-exp of all others (else NaN).
+
+        A NaN anywhere gives one row of value NaN.
+        """
+        n = len(logits)
+        k = min(k, n)
+        ids, values, rest = np.empty(k, np.int32), np.empty(k, np.float32), (c_double * 2)()
+        count = self._top(_floats(logits), n, k, lse, ids.ctypes.data, values.ctypes.data, rest)
+        if count == _NAN:
+            return np.zeros(1, np.int64), np.full(1, np.nan, np.float32), math.nan, math.nan
+        _check(count)
+        return ids.astype(np.int64), values, rest[0], rest[1]
+
+    def best_of_all(
+        self, seed: int, stream: int, position: int, logits: NDArray[np.float32], temperature: float, k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """The k largest of (logits - max) / temperature + noise: ids and keys. None: NaN, or the largest is
+        infinite."""
+        n = len(logits)
+        k = min(k, n)
+        ids, keys = np.empty(k, np.int32), np.empty(k, np.float64)
+        key = _Key(seed, stream, position)
+        count = self._best_of_all(byref(key), _floats(logits), n, temperature, k, ids.ctypes.data, keys.ctypes.data)
+        if count in (_NAN, _NOT_FINITE):
+            return None
+        _check(count)
+        return ids[:count].astype(np.int64), keys[:count]
+
+    def best_of(
+        self, seed: int, stream: int, position: int, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The k largest of scores + noise among the tokens `ids`: ids and keys."""
+        n = len(ids)
+        k = min(k, n)
+        tokens, values = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(scores, np.float64)
+        found, keys = np.empty(k, np.int32), np.empty(k, np.float64)
+        key = _Key(seed, stream, position)
+        count = self._best_of(
+            byref(key), tokens.ctypes.data, values.ctypes.data, n, k, found.ctypes.data, keys.ctypes.data
+        )
+        _check(count)
+        return found[:count].astype(np.int64), keys[:count]
+
+    def noise(self, seed: int, stream: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The noise of the tokens `ids`."""
+        tokens, out = np.ascontiguousarray(ids, np.int64), np.empty(len(ids), np.float64)
+        key = _Key(seed, stream, position)
+        self._noise(byref(key), tokens.ctypes.data, len(ids), out.ctypes.data)
+        return out
+
+
+def _declared(llama: ctypes.CDLL, name: str) -> Any:
+    function = llama[name]  # by index: a function object of our own, so that its types are ours
+    function.restype, function.argtypes = _FUNCTIONS[name]
+    return function
+
+
+def _floats(logits: NDArray[np.float32]) -> int:
+    if logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        raise EngineError("logits for the native sampler must be contiguous float32")
+    return int(logits.ctypes.data)
+
+
+def _check(count: int) -> None:
+    if count < 0:
+        raise EngineError("the native sampler ran out of memory")
