@@ -1,0 +1,58 @@
+"""One start token whoever adds it, and templates that attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from byte_tokenizer import ByteTokenizer
+
+from hybridgen_gguf.chat_template import ChatTemplate, RenderLimits
+from hybridgen_gguf.errors import TemplateError
+from hybridgen_gguf.prompt import Message, Prompt, encode_chat, encode_raw
+
+CONTENT = "{{ messages[0]['content'] }}"
+
+
+def chat(tokenizer: ByteTokenizer, source: str) -> Prompt:
+    limits = RenderLimits(seconds=0.5)
+    return encode_chat(tokenizer, [Message("user", "hello")], ChatTemplate(source, "the model"), limits=limits)
+
+
+@pytest.mark.parametrize("source", [CONTENT, "{{ bos_token }}" + CONTENT])
+def test_d26_template_and_tokenizer_both_want_the_start_token(source: str) -> None:
+    tokenizer = ByteTokenizer(add_bos=True)
+    assert tokenizer.show(chat(tokenizer, source).tokens) == "«<s>»hello"
+
+
+def test_d26_raw_prompt_that_begins_with_it() -> None:
+    tokenizer = ByteTokenizer(add_bos=True)
+    assert tokenizer.show(encode_raw(tokenizer, "<s>hello").tokens) == "«<s>»hello"
+
+
+def test_d26_model_that_wants_none() -> None:
+    tokenizer = ByteTokenizer(add_bos=False)
+    assert tokenizer.show(chat(tokenizer, CONTENT).tokens) == "hello"
+    assert tokenizer.show(encode_raw(tokenizer, "hello").tokens) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ cycler.__init__.__globals__.os.popen('touch MARK').read() }}", "sandbox forbids"),
+        ("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}", r"takes longer than 0\.5 s"),
+        ("{{ 'x'*30000000000 }}", "more than 512 MiB of memory"),
+        ("{% for m in messages %}{{ m.content ", "does not parse"),
+    ],
+)
+def test_d27_attacks_end_in_one_line_and_raw_text_still_works(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = ByteTokenizer()
+    with pytest.raises(TemplateError, match=says) as caught:
+        chat(tokenizer, source)
+    assert "\n" not in str(caught.value)
+    assert "--raw" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+    assert tokenizer.show(encode_raw(tokenizer, "hello").tokens) == "hello"
