@@ -1,0 +1,168 @@
+"""Model files on the Hugging Face Hub: which file a quant means, its size and digest, and fetching it.
+
+Talks to the Hub through huggingface_hub alone (its settings, tokens, mirrors and HF_HUB_OFFLINE hold). Does not know
+where the file ends up. Invariant: a file is only called fetched when its bytes have the digest that the Hub gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import DownloadError, HgError, NotFound
+from ..printable import printable
+from .registry import HubSource
+from .store import DISK_ERRORS, Progress
+
+_USUAL = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_0", "Q4_1", "MXFP4", "Q8_0", "Q6_K", "BF16", "F16")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_NO_MODEL = ("mmproj", "imatrix", "vocab", "adapter", "lora")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. `sha256` empty: small files that the Hub does not keep as LFS have none."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Hub(Protocol):
+    """What is needed of the Hub; `HuggingFace` is the real one."""
+
+    def list(self, repo: str, revision: str) -> Sequence[str]:
+        """Paths of all files."""
+
+    def info(self, repo: str, names: Sequence[str], revision: str) -> Sequence[HubFile]:
+        """Sizes and digests."""
+
+    def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
+        """Downloads into `folder`, resuming what lies there."""
+
+
+def choose(hub: Hub, source: HubSource) -> tuple[HubFile, ...]:
+    """The file that `source` means, or all parts of it. Raises NotFound with what there is."""
+    revision = source.revision
+    if source.file and not _PART.fullmatch(source.file):
+        names: Sequence[str] = (source.file,)
+    else:
+        names = pick(hub.list(source.repo, revision), source)
+    files = {file.name: file for file in hub.info(source.repo, names, revision)}
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise NotFound(f"{source.repo} has no file {printable(missing[0])}", "the repository may have renamed it")
+    return tuple(files[name] for name in names)
+
+
+def pick(names: Sequence[str], source: HubSource) -> tuple[str, ...]:
+    """Of a repository's `names` those of the wanted file (all parts of a split one), in order."""
+    models = [n for n in names if n.endswith(".gguf") and not any(word in n.lower() for word in _NO_MODEL)]
+    if not models:
+        raise NotFound(f"{source.repo} holds no GGUF model", "look for a repository whose name ends in -GGUF")
+    if source.file:
+        chosen = [name for name in models if name == source.file]
+    else:
+        wanted = (source.quant,) if source.quant else _USUAL
+        chosen = next((found for quant in wanted if (found := [n for n in models if _has_quant(n, quant)])), [])
+        if not chosen and not source.quant:
+            chosen = sorted(models)
+    if not chosen:
+        quants = sorted({match[0] for name in models if (match := _QUANT.search(name))})
+        there = f"it has {', '.join(quants)}" if quants else ""
+        raise NotFound(f"{source.repo} has no {printable(source.quant or source.file)}", there)
+    first = sorted(chosen)[0]
+    match = _PART.fullmatch(first)
+    if match is None:
+        return (first,)
+    return tuple(f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1))
+
+
+_QUANT = re.compile(r"(?:I?Q\d[A-Z0-9_]*|BF16|F16|F32|MXFP4|TQ\d_\d)(?=[-.])", re.IGNORECASE)
+
+
+def _has_quant(name: str, quant: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?![A-Za-z0-9_])", name, re.IGNORECASE) is not None
+
+
+class HuggingFace:
+    """The Hub through huggingface_hub, which is imported on first use: it costs a start 0.3 s."""
+
+    def list(self, repo: str, revision: str) -> Sequence[str]:
+        """As Hub.list."""
+        from huggingface_hub import HfApi
+
+        with hub_errors(repo):
+            return HfApi().list_repo_files(repo, revision=revision)
+
+    def info(self, repo: str, names: Sequence[str], revision: str) -> Sequence[HubFile]:
+        """As Hub.info."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.hf_api import RepoFile
+
+        with hub_errors(repo):
+            found = HfApi().get_paths_info(repo, list(names), revision=revision)
+        files = [entry for entry in found if isinstance(entry, RepoFile)]
+        return [HubFile(file.path, file.size, file.lfs.sha256 if file.lfs else "") for file in files]
+
+    def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
+        """As Hub.fetch."""
+        from huggingface_hub import hf_hub_download
+
+        with hub_errors(repo):
+            return Path(hf_hub_download(repo, name, revision=revision, local_dir=folder, tqdm_class=_bar_to(progress)))
+
+
+def _bar_to(progress: Progress) -> Any:
+    """A class that huggingface_hub takes for a progress bar and that reports to `progress`."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self._seen, self._all = int(kwargs.get("initial") or 0), int(kwargs.get("total") or 0)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._seen += int(n or 0)
+            progress(self._seen, self._all)
+            return None
+
+    return Bar
+
+
+@contextlib.contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises into DownloadError or NotFound, one sentence each."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except HgError:
+        raise
+    except errors.GatedRepoError:
+        hint = "accept the terms on the model's page, then log in with: hf auth login"
+        raise DownloadError(f"{repo} asks for its terms to be accepted first", hint) from None
+    except errors.RepositoryNotFoundError:
+        raise NotFound(
+            f"the Hub has no repository {repo}", "check the name; a private one needs: hf auth login"
+        ) from None
+    except errors.EntryNotFoundError:
+        raise NotFound(f"{repo} no longer has that file", "give the quant you want: user/repo:QUANT") from None
+    except errors.OfflineModeIsEnabled:
+        raise DownloadError(f"{repo} is not fetched: HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE") from None
+    except errors.HfHubHTTPError as error:
+        raise DownloadError(f"the Hub refused {repo}: {_short(error)}", "try again later") from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise
+        # Every library below has its own classes for a network that fails.
+        raise DownloadError(f"the Hub cannot be reached for {repo}: {_short(error)}", "check the network") from None
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return printable(lines[0] if lines else type(error).__name__, limit=120)
