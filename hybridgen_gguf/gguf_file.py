@@ -32,7 +32,8 @@ _UNPACK = {code: struct.Struct("<" + char) for code, char in _SCALARS.items()}
 _STRING, _ARRAY = 8, 9
 _U64 = struct.Struct("<Q")
 # Above these nothing real exists: the largest models have some 200 keys, 2,000 tensors, 1 M vocabulary strings.
-_MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 18, 1 << 23
+_MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 18, 1 << 21
+_LONGEST_SHOWN = 1 << 16
 _LONGEST_KEY, _LONGEST_NAME, _MOST_TEXT = 65535, 63, 64 << 20
 _FIXED = 24  # bytes before the first key
 # A key needs 14 bytes, but counting its length field alone lets an absurd length be reported as such.
@@ -49,17 +50,19 @@ class ArrayView:
     offset: int
     size: int
 
-    def load(self) -> tuple[int | float | bool | str, ...]:
-        """All elements; broken UTF-8 in strings is replaced. Raises BadFile when the file has changed."""
+    def load(self, most: int | None = None) -> tuple[int | float | bool | str, ...]:
+        """The first `most` elements (None: all); broken UTF-8 is replaced. Raises BadFile when the file has changed."""
         if self.type == "str":
-            return tuple(item.decode("utf-8", errors="replace") for item in self.load_bytes())
-        raw = self._read()
-        char = next(_SCALARS[code] for code, name in _TYPE_NAMES.items() if name == self.type)
-        return struct.unpack(f"<{self.count}{char}", raw)
+            return tuple(item.decode("utf-8", errors="replace") for item in self.load_bytes(most))
+        count = self._count(most)
+        code = next(code for code, name in _TYPE_NAMES.items() if name == self.type)
+        return struct.unpack(f"<{count}{_SCALARS[code]}", self._read(count * _UNPACK[code].size))
 
-    def load_bytes(self) -> tuple[bytes, ...]:
-        """The raw strings of a `str` array."""
-        raw, at, items = self._read(), 0, []
+    def load_bytes(self, most: int | None = None) -> tuple[bytes, ...]:
+        """The first `most` strings of a `str` array, undecoded; with `most` each is cut at 64 KiB."""
+        if most is not None and most < self.count:
+            return self._first_strings(most)
+        raw, at, items = self._read(self.size), 0, []
         try:
             for _ in range(self.count):
                 end = at + 8 + _U64.unpack_from(raw, at)[0]
@@ -71,11 +74,24 @@ class ArrayView:
             raise BadFile(f"{printable(str(self.path))} changed while it was read")
         return tuple(items)
 
-    def _read(self) -> bytes:
+    def _first_strings(self, most: int) -> tuple[bytes, ...]:
+        with open_regular(self.path) as file:
+            source, items = ByteReader(self.path, file, os.fstat(file.fileno()).st_size), []
+            source.pos = self.offset
+            for _ in range(most):
+                size = source.u64("a string")
+                items.append(source.take(min(size, _LONGEST_SHOWN), "a string"))
+                source.pos += max(size - _LONGEST_SHOWN, 0)
+        return tuple(items)
+
+    def _count(self, most: int | None) -> int:
+        return self.count if most is None else min(most, self.count)
+
+    def _read(self, size: int) -> bytes:
         with open_regular(self.path) as file:
             file.seek(self.offset)
-            raw = file.read(self.size)
-        if len(raw) != self.size:
+            raw = file.read(size)
+        if len(raw) != size:
             raise BadFile(f"{printable(str(self.path))} became shorter while it was read")
         return raw
 
