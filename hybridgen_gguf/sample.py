@@ -25,7 +25,10 @@ from numpy.typing import NDArray
 from . import noise
 from . import sample_steps as steps
 from .errors import SampleError, UsageError
+from .logits import Logits, Top, check_numbers, log_sum_exp, top_of
 from .noise import Best, NoiseKey
+from .sample_device import DeviceCandidates, device_candidates
+from .sample_dry import dry_penalties
 from .sample_options import DEFAULT_CHAIN, SampleOptions, check_seed, parse_samplers
 from .sample_steps import Candidates
 
@@ -37,17 +40,13 @@ __all__ = [
     "SampleOptions",
     "Sampler",
     "Scored",
-    "Top",
     "check_seed",
     "device_candidates",
     "parse_samplers",
 ]
 
-Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-_MOST_CANDIDATES = 4096
 
 
 @dataclass(frozen=True)
@@ -71,33 +70,6 @@ class Draw:
     logprob: float | None
     top: tuple[Scored, ...]
     draws: tuple[Scored, ...]
-
-
-@dataclass(frozen=True)
-class Top:
-    """The k largest logits, best first (ties: smaller id first). `rest_max`, `rest_lse`: largest and log-sum-exp of all
-    others.
-
-    Both are -inf when there are no others, and NaN when they were not asked for.
-    """
-
-    ids: Ids
-    logits: Logits
-    rest_max: float
-    rest_lse: float
-
-
-@dataclass(frozen=True)
-class DeviceCandidates:
-    """What crossed the bus: the largest logits of a vocabulary with their ids, in any order.
-
-    Every token left behind has a logit of at most the smallest here. `rest_lse`: log-sum-exp of those, or None if
-    unknown.
-    """
-
-    ids: Ids
-    logits: Logits
-    rest_lse: float | None = None
 
 
 class NativeSampler(Protocol):
@@ -188,7 +160,7 @@ class Sampler:
         How many a device must send is `device_candidates`' answer for these options.
         """
         options = self._options
-        _check_numbers(float(candidates.logits.max()), position)
+        check_numbers(float(candidates.logits.max()), position)
         complete = len(candidates.ids) >= self._n_vocab
         if options.logprobs and candidates.rest_lse is None and not complete:
             return None
@@ -249,7 +221,7 @@ class Sampler:
         if chain[:1] == ("top_k",) and k < self._n_vocab:
             top = self._top(logits, k, position)
             return Candidates(top.ids, top.logits.astype(np.float64), True), chain[1:]
-        _check_numbers(float(logits.max()), position)
+        check_numbers(float(logits.max()), position)
         return Candidates(np.arange(self._n_vocab), logits.astype(np.float64), False), chain
 
     def _run(self, chain: Iterable[str], c: Candidates, key: NoiseKey) -> Candidates:
@@ -277,7 +249,7 @@ class Sampler:
 
     def _finish(self, key: NoiseKey, c: Candidates, position: int) -> tuple[Ids, tuple[Scored, ...]]:
         largest = float(c.logits.max())
-        _check_numbers(largest, position)
+        check_numbers(largest, position)
         scores = c.logits - largest
         best = self._best_of(key, c.ids, scores, max(1, self._options.draws))
         if not self._options.draws:
@@ -293,7 +265,7 @@ class Sampler:
             if found is not None:
                 return found[0]
         largest = float(logits.max())
-        _check_numbers(largest, position)
+        check_numbers(largest, position)
         return noise.best_of_all(key, logits, largest, scale, 1).ids
 
     def _best_of(self, key: NoiseKey, ids: Ids, scores: Floats, k: int) -> Best:
@@ -338,7 +310,7 @@ class Sampler:
             changed: dict[int, float] = dict(self._counts)
         else:
             seen = self._history if o.dry_penalty_last_n < 0 else self._history[-o.dry_penalty_last_n :]
-            changed = steps.dry_penalties(seen, o.dry_multiplier, o.dry_base, o.dry_allowed_length, self._breakers)
+            changed = dry_penalties(seen, o.dry_multiplier, o.dry_base, o.dry_allowed_length, self._breakers)
         at = {token: token if rows is None else rows.get(token, -1) for token in changed}
         index = np.array([row for row in at.values() if row >= 0], np.int64)
         if not len(index):
@@ -354,14 +326,14 @@ class Sampler:
     def _top(self, logits: Logits, k: int, position: int, *, lse: bool = False) -> Top:
         native = self._native
         top = Top(*native.top(logits, k, lse=lse)) if native is not None else top_of(logits, k, lse=lse)
-        _check_numbers(float(top.logits[0]), position)
+        check_numbers(float(top.logits[0]), position)
         return top
 
     def _result(self, token: int, draws: tuple[Scored, ...], logits: Logits, position: int) -> Draw:
         if not self._options.logprobs:
             return Draw(token, None, (), draws)
         top = self._top(logits, min(self._options.logprobs, self._n_vocab), position, lse=True)
-        total = float(np.logaddexp(_log_sum_exp(top.logits), top.rest_lse))
+        total = float(np.logaddexp(log_sum_exp(top.logits), top.rest_lse))
         best = tuple(Scored(int(i), float(v) - total) for i, v in zip(top.ids, top.logits, strict=True))
         return Draw(token, float(logits[token]) - total, best, draws)
 
@@ -369,87 +341,6 @@ class Sampler:
         n = self._options.logprobs
         if not n:
             return Draw(token, None, (), draws)
-        total = float(np.logaddexp(_log_sum_exp(raw), -math.inf if rest_lse is None else rest_lse))
+        total = float(np.logaddexp(log_sum_exp(raw), -math.inf if rest_lse is None else rest_lse))
         best = tuple(Scored(int(i), float(v) - total) for i, v in zip(ids[:n], raw[:n], strict=True))
         return Draw(token, float(raw[int(np.flatnonzero(ids == token)[0])]) - total, best, draws)
-
-
-def device_candidates(options: SampleOptions, n_vocab: int) -> int | None:
-    """How many of the largest logits a device must send so that `draw_candidates` settles these options; None: send
-    all.
-
-    One more than top-k for ties at its edge, and one for each token that bias, penalties or DRY may push down past it.
-    A step that can raise a logit, or one that needs the whole vocabulary, asks for all.
-    """
-    active = options.active_steps()
-    raises = options.repeat_penalty < 1 or min(options.frequency_penalty, options.presence_penalty) < 0
-    if ("penalties" in active and raises) or any(bias > 0 for _, bias in options.logit_bias):
-        return None
-    early = [name for name in ("penalties", "dry") if name in active]
-    if active[: len(early)] != tuple(early):
-        return None
-    windows = {"penalties": options.repeat_last_n, "dry": options.dry_penalty_last_n}
-    if any(windows[name] < 0 for name in early):
-        return None
-    touched = len(options.logit_bias) + sum(windows[name] for name in early)
-    chain = active[len(early) :]
-    if chain[:1] == ("top_k",):
-        wanted = options.top_k
-    elif (
-        set(chain) <= {"temperature"}
-        and not options.dynatemp_range
-        and not touched
-        and not options.logprobs
-        and not options.draws
-    ):
-        wanted = 1 if options.temperature <= 0 and chain else 1023
-    else:
-        return None
-    count = max(wanted, options.logprobs) + touched + 1
-    return min(count, n_vocab) if wanted <= 1024 and count <= _MOST_CANDIDATES else None
-
-
-def top_of(logits: Logits, k: int, *, lse: bool) -> Top:
-    """`NativeSampler.top` in numpy."""
-    largest = float(logits.max())
-    if math.isnan(largest):
-        return Top(np.zeros(1, np.int64), np.full(1, np.nan, np.float32), math.nan, math.nan)
-    k = min(k, len(logits))
-    if k == 1:
-        ids = np.array([int(logits.argmax())])
-    else:
-        edge = _lower_bound(logits, k)
-        ids = np.flatnonzero(logits >= edge)
-        ids = ids[np.lexsort((ids, -logits[ids].astype(np.float64)))][:k]
-    if not lse:
-        return Top(ids, logits[ids], math.nan, math.nan)
-    others = np.delete(logits, ids)
-    if not len(others):
-        return Top(ids, logits[ids], -math.inf, -math.inf)
-    return Top(ids, logits[ids], float(others.max()), _log_sum_exp(others))
-
-
-def _lower_bound(logits: Logits, k: int) -> float:
-    """A number that at least k logits reach and few more: the k-th largest of the blocks' largest, one pass."""
-    few_blocks = k * noise.BLOCK >= len(logits)
-    tops = logits if few_blocks else np.maximum.reduceat(logits, np.arange(0, len(logits), noise.BLOCK))
-    return float(np.partition(tops, len(tops) - k)[len(tops) - k])
-
-
-def _log_sum_exp(values: Logits) -> float:
-    wide = values.astype(np.float64)
-    largest = float(wide.max())
-    return largest + math.log(float(np.exp(wide - largest).sum())) if largest > -math.inf else -math.inf
-
-
-def _check_numbers(largest: float, position: int) -> None:
-    if math.isnan(largest):
-        raise SampleError(
-            f"the model's logits at position {position} hold NaN", "the model file may be damaged: hgguf validate"
-        )
-    if largest == math.inf:
-        raise SampleError(
-            f"the model's logits at position {position} hold infinity", "try another KV type or fewer GPU layers"
-        )
-    if largest == -math.inf:
-        raise SampleError(f"no token is left to choose from at position {position}", "loosen --logit-bias")

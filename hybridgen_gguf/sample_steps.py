@@ -1,16 +1,14 @@
 """The steps that narrow or reshape a distribution before the draw, each as llama.cpp defines it.
 
 A step takes `Candidates` and gives `Candidates`; which steps run, and in which order, is the sampler's business. A step
-at its neutral value is never called. `changes` and `dry_penalties` work on the few tokens they touch, not on the
-vocabulary. Where llama.cpp adds up in float32, these add up in float64; ties, which llama.cpp leaves to its sort, go to
-the smaller id. Knows no noise, no seed, no engine. Invariant: a step never brings back a token that an earlier one
-removed.
+at its neutral value is never called. Where llama.cpp adds up in float32, these add up in float64; ties, which llama.cpp
+leaves to its sort, go to the smaller id. Knows no noise, no seed, no engine.
+Invariant: a step never brings back a token that an earlier one removed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +16,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
-
-_LOG_FLOAT_MAX = 88.7228391  # log of the largest float32: llama.cpp's bound for DRY's exponent
 
 
 @dataclass(frozen=True)
@@ -122,63 +118,3 @@ def penalised(
     factor = np.float32(repeat)
     scaled = np.where(logits <= 0, logits * factor, logits / factor)
     return np.asarray(scaled - (counts * np.float32(frequency) + np.float32(presence)), dtype=np.float32)
-
-
-def dry_penalties(
-    history: Sequence[int],
-    multiplier: float,
-    base: float,
-    allowed: int,
-    breakers: Mapping[int, Sequence[tuple[int, ...]]],
-) -> dict[int, float]:
-    """DRY: what to take off the logit of each token that would prolong a repetition of the end of `history`.
-
-    `breakers` maps a sequence's first token to its tails; no repetition is followed across one. A token that would make
-    the repeated length n+1 loses multiplier * base ** (n - allowed) once n >= allowed.
-    """
-    n = len(history)
-    if n <= allowed:
-        return {}
-    backwards = list(reversed(history))
-    limit = _reach(backwards, breakers)
-    if limit < allowed:
-        return {}
-    longest: dict[int, int] = {}
-    for k, length in enumerate(_repeats(backwards)):
-        repeated = min(length, limit)
-        if k and repeated >= allowed and repeated > longest.get(backwards[k - 1], -1):
-            longest[backwards[k - 1]] = repeated
-    highest = int(_LOG_FLOAT_MAX / math.log(base)) if base > 1.000001 else 0
-    return {
-        token: multiplier * base ** (min(length - allowed, highest) if highest else length - allowed)
-        for token, length in longest.items()
-        if () not in breakers.get(token, ())
-    }
-
-
-def _reach(backwards: Sequence[int], breakers: Mapping[int, Sequence[tuple[int, ...]]]) -> int:
-    """How many tokens from the end lie after the last breaker."""
-    for i, token in enumerate(backwards):
-        fits = [
-            len(tail)
-            for tail in breakers.get(token, ())
-            if len(tail) <= i and tail == tuple(reversed(backwards[i - len(tail) : i]))
-        ]
-        if fits:
-            return i - max(fits)
-    return len(backwards)
-
-
-def _repeats(text: Sequence[int]) -> list[int]:
-    """The Z function: for each k, how long a prefix of `text` starts again at k; 0 for k = 0. Linear time."""
-    n = len(text)
-    z = [0] * n
-    left = right = 0  # text[left:right] is the match that reaches furthest
-    for k in range(1, n):
-        length = min(right - k, z[k - left]) if k < right else 0
-        while k + length < n and text[length] == text[k + length]:
-            length += 1
-        z[k] = length
-        if k + length > right:
-            left, right = k, k + length
-    return z
