@@ -1,1 +1,90 @@
-"""Run GGUF models on a machine whose GPU is too small for them."""
+"""Run GGUF models on a machine whose GPU is too small for them.
+
+    import hybridgen_gguf
+    with hybridgen_gguf.load("smollm2-135m") as model:
+        print(model.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
+        for chunk in model.stream("Once upon a time", max_tokens=40, temperature=0):
+            print(chunk.text, end="")
+        print(model.plan.threads)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        BadFile,
+        ConfigError,
+        DoesNotFit,
+        DownloadError,
+        EngineError,
+        EngineMismatch,
+        Failed,
+        HgError,
+        NoSpace,
+        NotFound,
+        SampleError,
+        TemplateError,
+        UsageError,
+    )
+    from .generate import Chunk, GenerateOptions, LanguageModel, Reply, Timings, Usage
+    from .plan import Limits, Plan
+    from .prompt import Message
+    from .sample import SampleOptions
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Chunk": "generate", "GenerateOptions": "generate", "LanguageModel": "generate", "Reply": "generate",
+    "Timings": "generate", "Usage": "generate", "Limits": "plan", "Plan": "plan", "Message": "prompt",
+    "SampleOptions": "sample",
+}  # fmt: skip
+
+__all__ = [
+    "BadFile",
+    "Chunk",
+    "ConfigError",
+    "DoesNotFit",
+    "DownloadError",
+    "EngineError",
+    "EngineMismatch",
+    "Failed",
+    "GenerateOptions",
+    "HgError",
+    "LanguageModel",
+    "Limits",
+    "Message",
+    "NoSpace",
+    "NotFound",
+    "Plan",
+    "Reply",
+    "SampleError",
+    "SampleOptions",
+    "TemplateError",
+    "Timings",
+    "Usage",
+    "UsageError",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are used: `import hybridgen_gguf` loads neither numpy nor the engine."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hybridgen_gguf' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+
+
+def load(model: str, limits: Limits | None = None, *, rpc: tuple[str, ...] = (), **changes: Any) -> LanguageModel:
+    """Plans and opens `model`: a path, an alias (fetched when needed) or user/repo[:QUANT].
+
+    `changes` replace fields of Limits, such as `n_ctx=4096` or `threads=2`. Warnings of the plan are Python warnings.
+    Raises HgErrors: NotFound, BadFile, DoesNotFit, UsageError, EngineError, DownloadError.
+    """
+    from .open import load_model
+
+    return load_model(model, limits, rpc, changes)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import EngineError
+from .library import BackendDevice
 from .settings import BufferBytes, ContextSettings, ModelSettings
 
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
@@ -45,6 +46,11 @@ class Child:
         """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when it cannot be opened."""
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
+
+    def devices(self) -> tuple[BackendDevice, ...]:
+        """The devices that the engine sees, RPC servers included. Raises EngineError when one does not answer."""
+        answer = self._ask({"do": "devices", "path": "the list of devices"})
+        return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         process = self._process = self._process or self._start()
@@ -118,7 +124,7 @@ def _cause(stderr: str) -> str:
     """The assertion that failed, if the engine printed one."""
     for line in stderr.splitlines():
         if "GGML_ASSERT" in line or "terminate called" in line or "what():" in line:
-            return ": " + line.strip()[-200:]
+            return ": " + line.strip().rpartition("/")[2][:200]
     return ""
 
 
@@ -132,9 +138,11 @@ def check_loads(path: Path) -> str | None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from .handles import Context, Model
+    from .handles import Context, Model, start
 
     path = Path(request["path"])
+    if request["do"] == "devices":
+        return {"devices": [asdict(device) for device in start().devices()]}
     if request["do"] == "check":
         with Model(path, ModelSettings(), no_alloc=True):
             return {}

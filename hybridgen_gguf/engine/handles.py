@@ -44,6 +44,16 @@ def start(*, echo_log: bool = False) -> Library:
     return library
 
 
+def set_numa(strategy: str) -> None:
+    """How threads meet NUMA nodes, for the whole process. Raises UsageError for an unknown strategy."""
+    strategies = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
+    if strategy not in strategies:
+        raise UsageError(f"--numa {strategy} is not known", f"one of: {', '.join(strategies)}")
+    library = start()
+    library.api.llama_backend_init()
+    library.api.llama_numa_init(strategies[strategy])
+
+
 class Model:
     """An open model. Raises EngineError when the engine refuses the file."""
 
@@ -119,9 +129,9 @@ class Model:
 
     # --- vocabulary ---
 
-    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of UTF-8 `text`. `add_special`: with the model's own start/end tokens; `parse_special`: text such as
-        `<|im_start|>` becomes the control token."""
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of UTF-8 `text`. `add_special`: with the model's own start and end tokens; `parse_special`: text such
+        as `<|im_start|>` becomes the control token."""
         capacity = len(text) + 8
         while True:
             tokens = (ctypes.c_int32 * capacity)()
@@ -129,7 +139,7 @@ class Model:
             if count >= 0:
                 return list(tokens[:count])
             if count == -(2**31):
-                raise EngineError("the text is too long to tokenize")
+                raise UsageError("the text is too long to tokenize", "split it")
             capacity = -count
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
@@ -146,21 +156,31 @@ class Model:
         """The text of a vocabulary entry as the file has it."""
         return (self.api.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
 
-    def is_control(self, token: int) -> bool:
-        return bool(self.api.llama_vocab_is_control(self.vocab, token))
-
     def is_end(self, token: int) -> bool:
         """Whether generation ends with this token."""
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
-    @property
-    def bos(self) -> int:
-        """The start token's id, -1 when the vocabulary has none."""
-        return int(self.api.llama_vocab_bos(self.vocab))
+    def has_control_text(self, token: int) -> bool:
+        """Whether the tokenizer knows this token by its spelling and only under `parse_special`."""
+        return bool(self.api.llama_vocab_get_attr(self.vocab, token) & (_ATTR_UNKNOWN | _ATTR_CONTROL))
+
+    def special_ids(self) -> tuple[int, ...]:
+        """Start, end, separator and similar tokens that this vocabulary has."""
+        names = ("bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad")
+        found = (int(getattr(self.api, f"llama_vocab_{name}")(self.vocab)) for name in names)
+        return tuple(sorted({token for token in found if token >= 0}))
 
     @property
-    def eos(self) -> int:
-        return int(self.api.llama_vocab_eos(self.vocab))
+    def bos_id(self) -> int | None:
+        """The start token, if the vocabulary has one."""
+        token = int(self.api.llama_vocab_bos(self.vocab))
+        return token if token >= 0 else None
+
+    @property
+    def eos_id(self) -> int | None:
+        """The end token, if the vocabulary has one."""
+        token = int(self.api.llama_vocab_eos(self.vocab))
+        return token if token >= 0 else None
 
     @property
     def add_bos(self) -> bool:

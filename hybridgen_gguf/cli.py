@@ -1,0 +1,214 @@
+"""The command line: flags in, exit code out. Each verb is a few lines over the modules below.
+
+Imports stay light, so that `--help` is quick: what a verb needs is imported inside it.
+Invariant: nothing but the answer or the data reaches stdout, and every error is one line with a hint (errors.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
+
+from . import show
+from .errors import HgError, UsageError
+from .options import (
+    ExplainFlag,
+    JsonFlag,
+    ModelArgument,
+    ModelFlag,
+    PlaceFlags,
+    PromptFlags,
+    SampleFlags,
+    takes,
+)
+
+INTERRUPTED = 130
+app = typer.Typer(
+    name="hgguf",
+    help="Run GGUF models on a machine whose GPU is too small for them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        show.answer(f"hgguf {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar="HGGUF_DEBUG", help="Tracebacks, and the engine's own log.")] = False,
+) -> None:
+    from .config import read_config
+
+    if debug:
+        os.environ["HGGUF_DEBUG"] = "1"
+    commands = getattr(context.command, "commands", {})
+    known = {name: {parameter.name for parameter in command.params} for name, command in commands.items()}
+    context.default_map = read_config(known)
+
+
+@app.command()
+@takes(ask=PromptFlags, place=PlaceFlags, sampling=SampleFlags)
+def run(
+    model: ModelArgument = None,
+    model_flag: ModelFlag = None,
+    ask: PromptFlags = PromptFlags(),
+    place: PlaceFlags = PlaceFlags(),
+    sampling: SampleFlags = SampleFlags(),
+    json: JsonFlag = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the plan and what it did on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+) -> int:
+    """Answer one prompt, as it is written. Piped standard input is the prompt."""
+    from .run import run_verb
+
+    return run_verb(_one_model(model, model_flag), ask, place, sampling, json, verbose, quiet, dry_run)
+
+
+@app.command()
+@takes(place=PlaceFlags)
+def plan(
+    model: ModelArgument = None,
+    model_flag: ModelFlag = None,
+    place: PlaceFlags = PlaceFlags(),
+    json: JsonFlag = False,
+    explain: ExplainFlag = False,
+    form: Annotated[str, typer.Option("--format", metavar="table|args", help="args: flags for stock llama.cpp.")] = "table",
+) -> None:
+    """What would lie and run where, and why. Nothing is loaded."""
+    from .run import plan_verb
+
+    plan_verb(_one_model(model, model_flag), place, json, explain, form)
+
+
+@app.command()
+def inspect(model: ModelArgument = None, model_flag: ModelFlag = None, json: JsonFlag = False) -> None:
+    """What a file holds: shape, tensors, metadata. Reads the header alone."""
+    from .files import inspect_verb
+
+    inspect_verb(_one_model(model, model_flag), json)
+
+
+@app.command()
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="GGUF files, or aliases that were fetched.")],
+    json: JsonFlag = False,
+    check_tensors: Annotated[bool, typer.Option("--check-tensors", help="Also read all weights and look for NaN and Inf.")] = False,
+) -> int:
+    """Whether files are sound. Each is checked by the engine in a process of its own."""
+    from .files import validate_verb
+
+    return validate_verb(files, json, check_tensors)
+
+
+@app.command()
+def pull(model: ModelArgument = None, model_flag: ModelFlag = None, json: JsonFlag = False) -> None:
+    """Fetch a model and check its digest. What is there already is not fetched again."""
+    from .files import pull_verb
+
+    pull_verb(_one_model(model, model_flag), json)
+
+
+@app.command()
+def models(json: JsonFlag = False) -> None:
+    """List the models that have a name here."""
+    from .files import models_verb
+
+    models_verb(json)
+
+
+@app.command()
+def engine(json: JsonFlag = False) -> None:
+    """Which engine is used: its folder, commit, patches, switches, backends and devices."""
+    from .files import engine_verb
+
+    engine_verb(json)
+
+
+@app.command()
+@takes(place=PlaceFlags)
+def bench(
+    model: ModelArgument = None,
+    model_flag: ModelFlag = None,
+    place: PlaceFlags = PlaceFlags(),
+    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Tokens to read, separated by commas; 0: none.")] = "512",
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Tokens to write, separated by commas; 0: none.")] = "128",
+    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens in the context before each test.")] = "0",
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions of each test.")] = 5,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="md|json|jsonl|csv", help="Format on stdout.")] = "md",
+    json: JsonFlag = False,
+) -> int:
+    """Measure reading and writing speed, as llama-bench does."""
+    from .run import bench_verb
+
+    return bench_verb(
+        _one_model(model, model_flag), place, (n_prompt, n_gen, n_depth), repetitions, "json" if json else output
+    )
+
+
+def _one_model(argument: str | None, flag: str | None) -> str:
+    chosen = flag if argument is None else argument
+    if not chosen:
+        raise UsageError("no model was given", "give a file, an alias (see `hgguf models`) or user/repo")
+    return chosen
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command line and exits with its code."""
+    show.prepare_streams()
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = typer.main.get_command(app)(arguments, prog_name="hgguf", standalone_mode=False)
+        sys.stdout.flush()
+    except ClickException as problem:
+        context = getattr(problem, "ctx", None)
+        command = context.command_path if context else "hgguf"
+        text = problem.format_message().strip().removesuffix(".")
+        show.error(UsageError(text[:1].lower() + text[1:] if text else "no verb was given", f"see `{command} --help`"))
+        return UsageError.exit_code
+    except HgError as problem:
+        if os.environ.get("HGGUF_DEBUG"):
+            raise
+        show.error(problem)
+        return problem.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head -1`: nobody reads any more, which is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except OSError as problem:
+        return _system_error(problem)
+    return int(code or 0)
+
+
+def _system_error(problem: OSError) -> int:
+    """Full disk under stdout and the like: named, not traced."""
+    if os.environ.get("HGGUF_DEBUG"):
+        raise problem
+    where = f": {problem.filename}" if problem.filename else ""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123  # what stdout still holds would fail again at exit
+        os.dup2(nowhere.fileno(), 1)
+    show.error(HgError(f"{problem.strerror or problem}{where}", "see `hgguf --debug` for where it happened"))
+    return 1
+
+
+def known_verbs() -> dict[str, Any]:
+    """Verb → command, for the generated docs and their test."""
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # a group has commands

@@ -1,0 +1,271 @@
+"""prompt → tokens → logits → token → text: the loop, composing the verbs of the other modules.
+
+Knows no flags, no terminal and no files. One `LanguageModel` serves one request at a time.
+Invariant: joined chunks are the reply's text; after any error or cancellation the model can take the next request.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from .chat_template import Renderer, choose_template
+from .decode import Decoder, Progress
+from .errors import UsageError
+from .load import OpenModel
+from .plan import Plan
+from .prompt import Message, Prompt, encode_chat, encode_raw
+from .sample import Draw, NativeSampler, SampleOptions, Sampler, Scored, check_seed
+from .text import FinishReason, TextStream
+
+_PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What one request asks for. `max_tokens` None: until the model ends or the context is full; `seed` None: random."""
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stream: int = 0
+    ignore_end: bool = False
+    sample: SampleOptions = field(default_factory=SampleOptions)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of the prompt, of the answer, and of the prompt that the cache already held."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds to load and to the first token; tokens a second for reading the prompt and for writing."""
+
+    load_s: float
+    ttft_s: float
+    prompt_tps: float | None
+    decode_tps: float | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of text as it comes. `reply` is set on the last one alone."""
+
+    text: str
+    reply: Reply | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    usage: Usage
+    timings: Timings
+    plan: Plan
+    draws: tuple[tuple[Scored, ...], ...] = ()
+    logprobs: tuple[Draw, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `hgguf run --json` promises."""
+        answer: dict[str, Any] = {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "usage": asdict(self.usage),
+            "timings": asdict(self.timings),
+            "plan": self.plan.as_json(),
+        }
+        if self.draws:
+            answer["draws"] = [[asdict(scored) for scored in draws] for draws in self.draws]
+        if self.logprobs:
+            answer["logprobs"] = [
+                {"token": d.token, "logprob": d.logprob, "top": [asdict(scored) for scored in d.top]}
+                for d in self.logprobs
+            ]
+        return answer
+
+
+@dataclass
+class _Progress:
+    """What has happened in one request so far."""
+
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    kept: list[Draw] = field(default_factory=list)
+    reused: int = 0
+    prompt_done: float = 0.0
+    first_token: float = 0.0
+
+
+class LanguageModel:
+    """An open model that answers. Use as a context manager, or call `close`."""
+
+    def __init__(self, opened: OpenModel, native: NativeSampler | None = None) -> None:
+        self.opened = opened
+        self._native = native
+        self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
+
+    @property
+    def plan(self) -> Plan:
+        """What lies and runs where, with reasons."""
+        return self.opened.plan
+
+    def encode(
+        self,
+        text: str | None = None,
+        messages: Sequence[Message] = (),
+        *,
+        chat_template: str | None = None,
+        renderer: Renderer | None = None,
+    ) -> Prompt:
+        """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named)."""
+        if text is not None:
+            return encode_raw(self.opened, text)
+        template = choose_template(chat_template, self.opened.shape.chat_template, self.opened.control_tokens())
+        return encode_chat(self.opened, messages, template, renderer=renderer)
+
+    def generate(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Reply:
+        """Continues raw text. `changes` replace fields of GenerateOptions or SampleOptions: `temperature=0`."""
+        return self._last(self.stream(prompt, options, **changes))
+
+    def chat(
+        self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
+    ) -> Reply:
+        """Answers a conversation of `{"role": ..., "content": ...}` through the chat template."""
+        return self._last(self.stream_chat(messages, options, **changes))
+
+    def stream(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Iterator[Chunk]:
+        """As `generate`, text as it comes; the last chunk carries the reply."""
+        return self.run(self.encode(prompt), merged(options, changes))
+
+    def stream_chat(
+        self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
+    ) -> Iterator[Chunk]:
+        """As `chat`, text as it comes."""
+        return self.run(self.encode(None, [_message(m) for m in messages]), merged(options, changes))
+
+    def run(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
+    ) -> Iterator[Chunk]:
+        """Reads the prompt and yields text until the model ends, a limit is met, or `cancelled` is true."""
+        seed = secrets.randbits(32) if options.seed is None else check_seed(options.seed)
+        state = _Progress(time.perf_counter())
+        decoder, model = self._decoder, self.opened.model
+        sampler = Sampler(options.sample, n_vocab=model.n_vocab, seed=seed, stream=options.stream, native=self._native)
+        text = TextStream(model.token_bytes, options.stop)
+        state.reused = decoder.reuse(prompt.tokens)
+        if not decoder.read(prompt.tokens[state.reused :], cancelled, progress):
+            yield self._end("", "cancelled", text, prompt, seed, state)
+            return
+        for token in prompt.tokens:
+            sampler.accept(token)
+        state.prompt_done = time.perf_counter()
+        limit = options.max_tokens if options.max_tokens is not None else decoder.context.n_ctx
+        reason: FinishReason = "length"
+        while len(state.tokens) < limit:
+            draw = sampler.draw(decoder.logits(), decoder.position)
+            if model.is_end(draw.token) and not options.ignore_end:
+                reason = "stop"
+                break
+            self._take(draw, sampler, options, state)
+            piece = text.push(draw.token)
+            if text.stopped is not None:
+                yield self._end(piece, "stop", text, prompt, seed, state)
+                return
+            if piece:
+                yield Chunk(piece)
+            if cancelled() or (len(state.tokens) < limit and not decoder.step(draw.token, cancelled)):
+                break
+        yield self._end("", "cancelled" if cancelled() else reason, text, prompt, seed, state)
+
+    def _take(self, draw: Draw, sampler: Sampler, options: GenerateOptions, state: _Progress) -> None:
+        sampler.accept(draw.token)
+        if not state.tokens:
+            state.first_token = time.perf_counter()
+        state.tokens.append(draw.token)
+        if options.sample.logprobs or options.sample.draws:
+            state.kept.append(draw)
+
+    def _end(
+        self, piece: str, reason: FinishReason, text: TextStream, prompt: Prompt, seed: int, state: _Progress
+    ) -> Chunk:
+        tail = piece + text.finish()
+        now = time.perf_counter()
+        read = len(prompt.tokens) - state.reused
+        written = len(state.tokens) - 1  # the first comes with the prompt
+        reading = state.prompt_done - state.started if state.prompt_done else 0.0
+        writing = now - state.first_token if written > 0 else 0.0
+        timings = Timings(
+            load_s=round(self.opened.load_s, 6),
+            ttft_s=round((state.first_token or now) - state.started, 6),
+            prompt_tps=round(read / reading, 3) if reading > 0 else None,
+            decode_tps=round(written / writing, 3) if writing > 0 else None,
+        )
+        usage = Usage(len(prompt.tokens), len(state.tokens), state.reused)
+        draws = tuple(d.draws for d in state.kept if d.draws)
+        logprobs = tuple(d for d in state.kept if d.top or d.logprob is not None)
+        tokens = tuple(state.tokens)
+        reply = Reply(text.text, tokens, reason, seed, usage, timings, self.plan, draws, logprobs)
+        return Chunk(tail, reply)
+
+    def _last(self, chunks: Iterator[Chunk]) -> Reply:
+        reply = None
+        for chunk in chunks:
+            reply = chunk.reply
+        if reply is None:
+            raise UsageError("the request gave no reply")
+        return reply
+
+    def close(self) -> None:
+        self.opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _message(message: Message | dict[str, str]) -> Message:
+    if isinstance(message, Message):
+        return message
+    try:
+        return Message(message["role"], message["content"])
+    except (KeyError, TypeError):
+        raise UsageError("a message needs a role and a content", '{"role": "user", "content": "..."}') from None
+
+
+def merged(options: GenerateOptions | None, changes: dict[str, Any]) -> GenerateOptions:
+    """`options` (or the defaults) with `changes` to its own fields or to those of its SampleOptions."""
+    base = options or GenerateOptions()
+    own = {name: value for name, value in changes.items() if name in GenerateOptions.__dataclass_fields__}
+    rest = {name: value for name, value in changes.items() if name not in own}
+    unknown = [name for name in rest if name not in SampleOptions.__dataclass_fields__]
+    if unknown:
+        raise UsageError(f"'{unknown[0]}' is not an option of generate", "see GenerateOptions and SampleOptions")
+    if "stop" in own:
+        own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
+    changed = replace(base, **own)
+    changed = replace(changed, sample=replace(changed.sample, **rest))
+    if changed.max_tokens is not None and changed.max_tokens < 0:
+        raise UsageError(f"max_tokens {changed.max_tokens} is out of range", "leave it out for no limit")
+    return changed

@@ -1,0 +1,208 @@
+"""Path → plan → open model and context. The one place where plans meet the engine; undoes everything on failure.
+
+Invariant: no weight is read before the file has passed the engine's own checks in a child process, and nothing stays
+open when `open_model` raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from .engine.child import Child
+from .engine.handles import Context, Model
+from .engine.settings import BufferBytes, ContextSettings, ModelSettings
+from .errors import BadFile, UsageError
+from .hardware import Device, Hardware
+from .plan import Limits, MemoryUse, Plan, make_plan
+from .probe import read_hardware
+from .shape import ModelShape, read_shape
+
+_TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan and what it was made from; nothing is open."""
+
+    path: Path
+    hardware: Hardware
+    shape: ModelShape
+    plan: Plan
+    rpc: tuple[str, ...] = ()
+
+
+def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = ()) -> Prepared:
+    """Reads the header, checks the file in a child process and plans. Raises HgErrors of every kind."""
+    shape = read_shape(path)
+    if not shape.n_layers:
+        raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
+    with Child(rpc) as child:
+        hardware = with_engine_devices(read_hardware(), child)
+        plan = make_plan(hardware, shape, limits, _oracle(child, shape))
+    return Prepared(path, hardware, shape, plan, tuple(rpc))
+
+
+def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
+    """The hardware with the devices that this engine can use instead of those that the system lists."""
+    seen = [device for device in child.devices() if device.kind in ("gpu", "igpu")]
+    known = {device.name: device for device in hardware.devices}
+    devices = tuple(
+        replace(
+            known.get(d.name, Device(name=d.name, kind="rpc" if d.name.startswith("RPC") else "gpu")),
+            memory_free=d.memory_free,
+            memory_total=d.memory_total,
+        )
+        for d in seen
+    )
+    return replace(hardware, devices=devices)
+
+
+def _oracle(child: Child, shape: ModelShape) -> Callable[[Plan], tuple[MemoryUse, ...]]:
+    """Exact bytes for a candidate plan, each asked for once."""
+    known: dict[tuple[ModelSettings, ContextSettings], tuple[MemoryUse, ...]] = {}
+
+    def bytes_of(plan: Plan) -> tuple[MemoryUse, ...]:
+        key = settings_of(plan)
+        if key not in known:
+            known[key] = by_device(child.bytes(shape.file.path, *key)) or _forecast(shape, plan)
+        return known[key]
+
+    return bytes_of
+
+
+def _forecast(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
+    """For an engine that cannot count (no patches): from the header, everything on the host."""
+    kv = shape.kv_bytes(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
+    return (MemoryUse("CPU", shape.bytes_weights, kv, 4 * plan.n_ubatch * shape.n_vocab),)
+
+
+def by_device(buffers: Sequence[BufferBytes]) -> tuple[MemoryUse, ...]:
+    """Buffer types summed by where they lie: host memory of any kind is "CPU"."""
+    sums: dict[str, tuple[int, int, int]] = {}
+    for entry in buffers:
+        name = "CPU" if entry.is_host else entry.device
+        weights, kv, compute = sums.get(name, (0, 0, 0))
+        sums[name] = (weights + entry.model, kv + entry.context, compute + entry.compute)
+    return tuple(MemoryUse(name, *values) for name, values in sorted(sums.items()))
+
+
+def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
+    """The engine's settings for a plan."""
+    model = ModelSettings(
+        n_gpu_layers=plan.n_gpu_layers,
+        split_mode=plan.split_mode,
+        main_gpu=plan.main_gpu,
+        tensor_split=plan.tensor_split,
+        devices=plan.devices,
+        overrides=plan.overrides,
+        use_mmap=plan.use_mmap,
+        use_mlock=plan.use_mlock,
+    )
+    context = ContextSettings(
+        n_ctx=plan.n_ctx,
+        n_batch=plan.n_batch,
+        n_ubatch=plan.n_ubatch,
+        type_k=plan.kv.type_k,
+        type_v=plan.kv.type_v,
+        flash_attention=plan.flash_attention,
+        offload_kqv=plan.kv_offload,
+        threads=plan.threads,
+        threads_batch=plan.threads_batch,
+    )
+    return model, context
+
+
+class OpenModel:
+    """An open model and context, with the plan they were opened by. A Tokenizer for prompt.py."""
+
+    def __init__(self, prepared: Prepared, model: Model, context: Context, load_s: float) -> None:
+        self.plan = prepared.plan
+        self.shape = prepared.shape
+        self.model = model
+        self.context = context
+        self.load_s = load_s
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.model.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.model.eos_id
+
+    @property
+    def add_bos(self) -> bool:
+        return self.model.add_bos
+
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        return self.model.tokenize(text, add_special, parse_special)
+
+    def token_text(self, token: int) -> str:
+        return self.model.token_text(token)
+
+    def control_tokens(self) -> dict[str, int]:
+        return self._control_tokens
+
+    @cached_property
+    def _control_tokens(self) -> dict[str, int]:
+        # The header's types narrow the vocabulary down to a few; only the engine knows what it made of those.
+        types: Any = self.shape.file.metadata.get("tokenizer.ggml.token_type")
+        kinds = types.load() if types is not None else [0] * self.model.n_vocab
+        candidates = {token for token, kind in enumerate(kinds) if kind not in (_TOKEN_NORMAL, _TOKEN_BYTE)}
+        candidates.update(self.model.special_ids())
+        return {self.token_text(t): t for t in sorted(candidates) if self.model.has_control_text(t)}
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """What was really allocated, by device."""
+        return by_device(self.context.bytes())
+
+    def close(self) -> None:
+        self.context.close()
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_model(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> OpenModel:
+    """Opens what was planned. `progress` gets the share read (0 to 1) and may return False to stop."""
+    start = time.perf_counter()
+    model_settings, context_settings = settings_of(prepared.plan)
+    with ExitStack() as undo:
+        for endpoint in prepared.rpc:
+            _add_rpc_once(endpoint)
+        model = undo.enter_context(Model(prepared.shape.file.path, model_settings, progress=progress))
+        if not model.has_decoder:
+            raise UsageError(f"{prepared.path} only makes embeddings, it writes no text", "give a language model")
+        context = undo.enter_context(Context(model, context_settings))
+        opened = OpenModel(prepared, model, context, time.perf_counter() - start)
+        undo.pop_all()
+    return opened
+
+
+_added: set[str] = set()
+
+
+def _add_rpc_once(endpoint: str) -> None:
+    from .engine.handles import start as start_engine
+
+    if endpoint not in _added:
+        start_engine().add_rpc(endpoint)
+        _added.add(endpoint)
+
+
+def read_vocabulary(shape: ModelShape) -> Model:
+    """The vocabulary alone, to count a prompt's tokens before a context is planned. The caller closes it."""
+    return Model(shape.file.path, ModelSettings(), vocab_only=True)
+
+

@@ -1,0 +1,47 @@
+"""A model's name → an open LanguageModel: resolve, fetch, plan, open. What the Python API and the verbs share.
+
+Invariant: nothing stays open when it raises.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .errors import UsageError
+from .generate import LanguageModel
+from .load import Prepared, open_model, prepare
+from .plan import Limits
+
+
+def find_model(text: str, progress: Callable[[int, int], None] | None = None) -> tuple[Path, Mapping[str, float]]:
+    """The file that `text` stands for, fetched when it is an alias, and the sampling its maker suggests."""
+    from .make.registry import resolve
+
+    ref = resolve(text)
+    if ref.path is not None:
+        return ref.path, {}
+    from .make.download import pull
+
+    pulled = pull(ref, progress) if progress else pull(ref)
+    return pulled.path, ref.entry.sampling if ref.entry else {}
+
+
+def open_prepared(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> LanguageModel:
+    """Opens a plan, with the engine's own sampler passes where it has them."""
+    return LanguageModel(open_model(prepared, progress))
+
+
+def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any]) -> LanguageModel:
+    """What `hybridgen_gguf.load` does."""
+    unknown = [name for name in changes if name not in Limits.__dataclass_fields__]
+    if unknown:
+        raise UsageError(f"'{unknown[0]}' is not an option of load", f"one of: {', '.join(Limits.__dataclass_fields__)}")
+    path, _ = find_model(text)
+    prepared = prepare(path, replace(limits or Limits(), **changes), rpc=rpc)
+    for line in prepared.plan.warnings:
+        warnings.warn(line, RuntimeWarning, stacklevel=3)
+    return open_prepared(prepared)

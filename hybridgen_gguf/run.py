@@ -1,0 +1,242 @@
+"""The verbs that open a model: run, plan, bench. Flags → plan → answer; knows no terminal beyond show.py.
+
+Invariant: an interrupt keeps the text so far and ends within a second, also while a long prompt is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import show
+from .arguments import Question, limits_of, question_of, sample_changes
+from .errors import UsageError
+from .options import PlaceFlags, PromptFlags, SampleFlags
+from .plan import DEFAULT_CONTEXT, Plan
+
+if TYPE_CHECKING:
+    from .generate import GenerateOptions, LanguageModel, Reply
+    from .load import Prepared
+    from .prompt import Prompt
+
+_TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """While inside, Ctrl-C only makes the yielded function true; a second one ends the process at once."""
+    asked = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(130)
+        asked = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
+    """`open.find_model` with a progress bar."""
+    from .open import find_model
+
+    with show.progress(f"fetching {text}", sizes=True) as progress:
+        return find_model(text, progress)
+
+
+def _rpc(place: PlaceFlags) -> tuple[str, ...]:
+    return tuple(part.strip() for part in place.rpc.split(",") if part.strip()) if place.rpc else ()
+
+
+def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0) -> Prepared:
+    from .load import prepare
+
+    prepared = prepare(path, limits_of(place, tokens_needed), rpc=_rpc(place))
+    for text in prepared.plan.warnings:
+        show.warning(text)
+    return prepared
+
+
+def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
+    from .engine.handles import set_numa, start
+    from .open import open_prepared
+
+    start(echo_log=bool(os.environ.get("HGGUF_DEBUG")))
+    if place.numa is not None:
+        set_numa(place.numa)
+    with show.progress("loading") as progress:
+
+        def report(share: float) -> bool:
+            progress(round(share * 100), 100)
+            return True
+
+        return open_prepared(prepared, report)
+
+
+def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) -> int:
+    """Upper bound of the tokens that prompt and answer take; counted exactly only when that may matter."""
+    text = question.text + (question.system or "")
+    room = _TEMPLATE_ROOM + max(predict, 0 if fixed else 256)
+    bound = len(text.encode("utf-8")) + room
+    if fixed or bound <= DEFAULT_CONTEXT:
+        return bound
+    from .load import read_vocabulary
+    from .shape import read_shape
+
+    with read_vocabulary(read_shape(path)) as vocabulary:
+        return len(vocabulary.tokenize(text.encode("utf-8"), False, False)) + room
+
+
+def run_verb(
+    model: str,
+    ask: PromptFlags,
+    place: PlaceFlags,
+    sampling: SampleFlags,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> int:
+    """`hgguf run`. The exit code."""
+    from .chat_template import Renderer
+    from .generate import GenerateOptions, merged
+    from .prompt import Message
+
+    question = question_of(ask)
+    path, suggested = find_shown(model)
+    options = merged(
+        GenerateOptions(
+            max_tokens=None if ask.predict < 0 else ask.predict,
+            stop=tuple(ask.stop or ()),
+            seed=None if sampling.seed == -1 else sampling.seed,
+            ignore_end=ask.ignore_eos,
+        ),
+        sample_changes(sampling, suggested),
+    )
+    renderer = None if question.raw or dry_run else Renderer()
+    try:
+        prepared = _prepare(path, place, _tokens_needed(path, question, ask.predict, place.ctx_size is not None))
+        if dry_run:
+            _print_plan(prepared.plan, as_json, explain=verbose)
+            return 0
+        with _open(prepared, place) as opened:
+            if question.raw:
+                prompt = opened.encode(question.text)
+            else:
+                messages = [Message("system", question.system)] if question.system else []
+                messages.append(Message("user", question.text))
+                prompt = opened.encode(None, messages, chat_template=ask.chat_template, renderer=renderer)
+            return _answer(opened, prompt, options, as_json, verbose, quiet)
+    finally:
+        if renderer is not None:
+            renderer.close()
+
+
+def _answer(
+    opened: LanguageModel, prompt: Prompt, options: GenerateOptions, as_json: bool, verbose: bool, quiet: bool
+) -> int:
+    """Streams the answer to stdout (or prints it whole as JSON) and the statistics to stderr."""
+    reply: Reply | None = None
+    with interruptible() as cancelled, ExitStack() as bar:
+        progress = bar.enter_context(show.progress("reading the prompt"))
+        for chunk in opened.run(prompt, options, cancelled=cancelled, progress=progress):
+            bar.close()
+            if not as_json:
+                show.answer(chunk.text)
+            reply = chunk.reply
+    if reply is None:
+        return 1
+    if as_json:
+        show.data(reply.as_json())
+    elif not reply.text.endswith("\n"):
+        show.answer("\n")
+    if verbose:
+        show.plan_notes(reply.plan)
+    if not quiet and not as_json:
+        show.statistics(reply)
+    return 130 if reply.finish_reason == "cancelled" else 0
+
+
+def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form: str) -> None:
+    """`hgguf plan`."""
+    if form not in ("table", "args"):
+        raise UsageError(f"--format {form} is not known", "one of: table, args")
+    path, _ = find_shown(model)
+    made = _prepare(path, place).plan
+    if form == "args":
+        show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
+    else:
+        _print_plan(made, as_json, explain=explain)
+
+
+def _print_plan(made: Plan, as_json: bool, *, explain: bool) -> None:
+    if as_json:
+        show.data({"plan": made.as_json()})
+    else:
+        show.plan(made, explain=explain)
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag} {text} is not a list of numbers", f"for example {flag} 0,4096") from None
+
+
+def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repeats: int, form: str) -> int:
+    """`hgguf bench`. The exit code."""
+    from .bench.measure import run_tests, tests_of
+    from .bench.report import FORMATS, formatted
+
+    if form not in FORMATS:
+        raise UsageError(f"-o {form} is not known", f"one of: {', '.join(FORMATS)}")
+    if repeats < 1:
+        raise UsageError(f"-r {repeats} is out of range", "give at least 1")
+    n_prompt, n_gen, depths = (_numbers(flag, text) for flag, text in zip(("-p", "-n", "-d"), lists, strict=True))
+    tests = tests_of(n_prompt, n_gen, depths)
+    needed = max(test.n_depth + max(test.n_prompt, test.n_gen) for test in tests)
+    path, _ = find_shown(model)
+    if place.ctx_size is None:
+        place = replace(place, ctx_size=needed)
+    prepared = _prepare(path, place)
+    records = []
+    with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
+        context, plan = opened.opened.context, prepared.plan
+        for record in run_tests(context, opened.opened.model.n_vocab, plan.n_batch, tests, repeats, cancelled):
+            records.append(record)
+            progress(len(records), len(tests))
+        stopped = cancelled()
+    show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
+    return 130 if stopped else 0
+
+
+def bench_settings(path: Path, plan: Plan) -> dict[str, object]:
+    """What a record was measured with."""
+    from .engine.library import load
+
+    library = load()
+    return {
+        "model": path.name,
+        "engine": library.commit,
+        "patches": list(library.patches),
+        "switches": {switch.name: switch.value for switch in library.switches()},
+        "threads": plan.threads,
+        "threads_batch": plan.threads_batch,
+        "n_gpu_layers": plan.n_gpu_layers,
+        "n_ctx": plan.n_ctx,
+        "n_batch": plan.n_batch,
+        "n_ubatch": plan.n_ubatch,
+        "type_k": plan.kv.type_k,
+        "type_v": plan.kv.type_v,
+        "flash_attention": plan.flash_attention,
+    }
