@@ -14,11 +14,10 @@ from .settings import ContextSettings, ModelSettings
 
 
 def check_job(options: Mapping[str, Any], _send: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """`{tokens, pieces, n_vocab}` of `options["text"]` without start and end tokens. Raises EngineError."""
+    """`{tokens}`: the ids of each of `options["texts"]`, without start and end tokens. Raises EngineError."""
     with Model(Path(options["model"]), ModelSettings()) as model:
-        tokens = model.tokenize(options["text"].encode(), add_special=False, parse_special=False)
+        tokens = [model.tokenize(text.encode(), add_special=False, parse_special=False) for text in options["texts"]]
         if model.has_decoder and options["with_context"]:
             with Context(model, ContextSettings(n_ctx=256, n_batch=32, n_ubatch=32)):
                 pass
-        pieces = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in tokens]
-        return {"tokens": tokens, "pieces": pieces, "n_vocab": model.n_vocab}
+        return {"tokens": tokens}

@@ -15,6 +15,8 @@ from typing import Any
 from .target import write_file
 
 ENGINE_COMMIT = "0c1e57098"
+#: of the source archive that holds the converter (patches/pin.json; a test compares them)
+SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 _LONGEST = 120
 _PREFIX = "hgguf.recipe."
 
@@ -28,15 +30,15 @@ def tool_version() -> str:
     return f"hgguf {version}, llama.cpp {ENGINE_COMMIT}"
 
 
-def entries(recipe: Mapping[str, str]) -> dict[str, str]:
-    """The metadata keys for a recipe: `hgguf.recipe.NAME`, or `hgguf.recipe.NAME.00`, `.01`, … when it is long."""
+def entries(recipe: Mapping[str, str], prefix: str = "hgguf.recipe.") -> dict[str, str]:
+    """The metadata keys for a recipe: PREFIX and the name, or `NAME.00`, `NAME.01`, … when the text is long."""
     found: dict[str, str] = {}
     for name, text in recipe.items():
         pieces = _pieces(text)
         if len(pieces) == 1:
-            found[_PREFIX + name] = text
+            found[prefix + name] = text
         else:
-            found.update({f"{_PREFIX}{name}.{index:02d}": piece for index, piece in enumerate(pieces)})
+            found.update({f"{prefix}{name}.{index:02d}": piece for index, piece in enumerate(pieces)})
     return found
 
 

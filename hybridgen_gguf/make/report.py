@@ -17,6 +17,7 @@ from ..errors import Failed, UsageError
 from ..split import ModelFile, open_model_file
 from ..units import format_size
 from .child import run_job, stoppable
+from .hashing import sha256_of
 from .target import check_source, publish, remove, scratch_for, shown
 
 Progress = Callable[[int, int], None]
@@ -38,7 +39,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One model against its source. Divergences: nats a token; `top1`: 0 to 1; speeds: tokens/s, 0 when not measured."""
+    """A model against its source. Divergences: nats a token; `top1`: 0 to 1; speeds: tokens/s, 0 when not measured."""
 
     name: str
     bytes: int
