@@ -76,7 +76,7 @@ class LlamaSamplers:
     def run(
         self, logits: NDArray[np.float32], *chain: tuple[object, ...], history: Sequence[int] = ()
     ) -> dict[int, float]:
-        """Token → logit of what `chain` ((name, arguments...), ...) leaves of all tokens, without banned ones (-inf)."""
+        """Token → logit of what `chain` ((name, arguments...), ...) leaves of all tokens, without banned ones."""
         n = len(logits)
         table = np.zeros(n, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
         table["id"], table["logit"] = np.arange(n), logits

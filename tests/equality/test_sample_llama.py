@@ -193,7 +193,7 @@ def test_whole_chains_keep_what_llama_cpp_keeps(llama: LlamaSamplers, settings: 
 
 
 def test_typical_ignores_banned_tokens() -> None:
-    """llama.cpp's entropy is NaN once a token of -inf is left (after top-n-sigma), so there is nothing to compare with."""
+    """llama.cpp's entropy is NaN once a token of -inf is left (after top-n-sigma): nothing to compare with."""
     logits = np.array([2.0, 1.0, 0.0, -np.inf, -np.inf], np.float32)
     without = steps.typical(candidates(logits[:3]), 0.8)
     assert kept(steps.typical(candidates(logits), 0.8)) == kept(without)
