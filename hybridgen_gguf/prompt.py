@@ -12,8 +12,8 @@ Without such text in any message, the whole is given to the tokenizer as it is.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -140,7 +140,7 @@ class StandIns:
 
     def _stand_in(self, character: str) -> str:
         while character not in self._of:
-            drawn = chr(_PRIVATE_FIRST + secrets.randbelow(_PRIVATE_COUNT))
+            drawn = chr(_PRIVATE_FIRST + int.from_bytes(os.urandom(8), "big") % _PRIVATE_COUNT)
             if drawn not in self._taken:
                 self._taken.add(drawn)
                 self._of[character] = drawn
