@@ -29,16 +29,8 @@ _HINT = "use --raw for no template, or --chat-template with a name such as chatm
 BUILT_IN = (
     "chatml", "gemma", "llama2", "llama3", "llama4", "mistral", "phi3", "phi4", "plain", "vicuna", "zephyr",
 )  # fmt: skip
-# A model without a template of its own: the control tokens in its vocabulary tell its family.
-_FAMILIES = (
-    ("phi4", ("<|im_start|>", "<|im_sep|>")),
-    ("chatml", ("<|im_start|>", "<|im_end|>")),
-    ("gemma", ("<start_of_turn>", "<end_of_turn>")),
-    ("llama3", ("<|start_header_id|>", "<|eot_id|>")),
-    ("llama4", ("<|header_start|>", "<|eot|>")),
-    ("phi3", ("<|user|>", "<|end|>")),
-    ("mistral", ("[INST]", "[/INST]")),
-)
+# A model with these and without a template was fine-tuned for chat; other families have theirs in base models too.
+_CHATML = ("<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,8 @@ def built_in(name: str) -> ChatTemplate:
 
 
 def choose_template(option: str | None, of_model: str | None, vocabulary: Container[str]) -> ChatTemplate:
-    """The template to use: the user's `option` (a built-in name, Jinja text, or a file), else the model's own, else the
-    built-in one whose control tokens are in `vocabulary`, else `plain` (one user message: its text alone, as for a base
+    """The template to use: the user's `option` (a built-in name, Jinja text, or a file), else the model's own, else
+    `chatml` if its control tokens are in `vocabulary`, else `plain` (one user message: its text alone, as for a base
     model; several: `role: content` lines).
 
     Raises UsageError for an unknown name, NotFound and BadFile for a file.
@@ -97,10 +89,7 @@ def choose_template(option: str | None, of_model: str | None, vocabulary: Contai
         return _from_option(option)
     if of_model is not None and of_model.strip():
         return ChatTemplate(of_model, "the model")
-    for name, tokens in _FAMILIES:
-        if all(token in vocabulary for token in tokens):
-            return built_in(name)
-    return built_in("plain")
+    return built_in("chatml" if all(token in vocabulary for token in _CHATML) else "plain")
 
 
 def _from_option(option: str) -> ChatTemplate:

@@ -235,18 +235,13 @@ def test_choice_of_template(tmp_path: Path) -> None:
     ("tokens", "name"),
     [
         (("<|im_start|>", "<|im_end|>"), "chatml"),
-        (("<|im_start|>", "<|im_end|>", "<|im_sep|>"), "phi4"),
-        (("<start_of_turn>", "<end_of_turn>"), "gemma"),
-        (("<|start_header_id|>", "<|eot_id|>"), "llama3"),
-        (("<|user|>", "<|end|>"), "phi3"),
-        (("[INST]", "[/INST]"), "mistral"),
+        (("<|im_start|>",), "plain"),
+        (("<start_of_turn>", "<end_of_turn>"), "plain"),  # in the vocabulary of Gemma's base models too
         (("<s>",), "plain"),
     ],
 )
 @pytest.mark.parametrize("of_model", [None, "  "])
-def test_model_without_template_is_recognised_by_its_vocabulary(
-    tokens: tuple[str, ...], name: str, of_model: str | None
-) -> None:
+def test_model_without_a_template(tokens: tuple[str, ...], name: str, of_model: str | None) -> None:
     assert choose_template(None, of_model, tokens).origin == f"built-in {name}"
 
 
