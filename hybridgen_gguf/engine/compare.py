@@ -7,6 +7,7 @@ itself gives a divergence of 0, a ratio of 1 and full agreement.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,27 +26,53 @@ _ROWS = 64  # positions scored at once: float64 work space of 64 * n_vocab * 8 *
 
 
 def compare_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
-    """Scores every model in `options["models"]` against `options["base"]` on the file `options["text"]`.
+    """Scores each of `options["models"]` against `options["base"]` on the file `options["text"]`.
 
-    Returns `{tokens, models: [{...}]}`; see `_Sums.result` for the fields. One model is open beside the base at a time,
-    and the base is read once for each.
+    Returns `{tokens, models: [{...}]}`; see `_Sums.result` for the fields. One model is open at a time; the base's
+    logits wait in an unnamed temporary file (chunk / 2 * n_vocab * 4 bytes a chunk).
     """
     text = Path(options["text"]).read_bytes()
     chunk: int = options["chunk"]
-    results = []
-    tokens: list[int] = []
-    with Scorer(Path(options["base"]), chunk, options["threads"], options["gpu_layers"]) as base:
-        tokens = _whole_chunks(base.tokens(text), options)
+    with tempfile.TemporaryFile() as kept:
+        with _open(options["base"], options) as base:
+            sample = base.tokens(_start(text))
+            tokens = _whole_chunks(base.tokens(text), options)
+            n_vocab, steps = base.model.n_vocab, (1 + len(options["models"])) * len(tokens)
+            base_seconds = []
+            for start in range(0, len(tokens), chunk):
+                send({"done": start, "of": steps})
+                base_seconds.append(_timed_read(base, tokens[start : start + chunk]))
+                base.logits(chunk - chunk // 2).tofile(kept)
+            base_speed = _decode_speed(base, tokens) if options["speed"] else 0.0
+        results = []
         for number, path in enumerate(options["models"]):
-            with Scorer(Path(path), chunk, options["threads"], options["gpu_layers"]) as model:
-                _same_vocabulary(base, model, text, path, options["base"])
-                sums = _Sums()
+            with _open(path, options) as model:
+                if model.model.n_vocab != n_vocab or model.tokens(_start(text)) != sample:
+                    raise _different(path, options["base"])
+                sums = _Sums(base_seconds)
+                kept.seek(0)
                 for start in range(0, len(tokens), chunk):
-                    send({"done": number * len(tokens) + start, "of": len(tokens) * len(options["models"])})
-                    _score(base, model, tokens[start : start + chunk], sums)
-                speed = _speeds(base, model, tokens) if options["speed"] else {}
-            results.append({**sums.result(), **speed})
+                    send({"done": (number + 1) * len(tokens) + start, "of": steps})
+                    part = tokens[start : start + chunk]
+                    sums.seconds.append(_timed_read(model, part))
+                    _score(np.fromfile(kept, np.float32, (chunk - chunk // 2) * n_vocab), model, part, sums)
+                speed = _decode_speed(model, tokens) if options["speed"] else 0.0
+            results.append({**sums.result(chunk), "decode_tps_base": base_speed, "decode_tps": speed})
     return {"tokens": len(tokens), "models": results}
+
+
+def _open(path: str, options: Mapping[str, Any]) -> Scorer:
+    return Scorer(Path(path), options["chunk"], options["threads"], options["gpu_layers"])
+
+
+def _start(text: bytes) -> bytes:
+    return text[:4096].decode("utf-8", "ignore").encode()
+
+
+def _timed_read(scorer: Scorer, tokens: list[int]) -> float:
+    started = time.perf_counter()
+    scorer.read(tokens, len(tokens) // 2)
+    return time.perf_counter() - started
 
 
 def _whole_chunks(tokens: list[int], options: Mapping[str, Any]) -> list[int]:
@@ -56,24 +83,16 @@ def _whole_chunks(tokens: list[int], options: Mapping[str, Any]) -> list[int]:
     return tokens[: min(count, options["most_chunks"] or count) * chunk]
 
 
-def _same_vocabulary(base: Scorer, model: Scorer, text: bytes, path: str, base_path: str) -> None:
-    sample = text[:4096].decode("utf-8", "ignore").encode()
-    if base.model.n_vocab != model.model.n_vocab or base.tokens(sample) != model.tokens(sample):
-        raise UsageError(
-            f"{printable(path)} and {printable(base_path)} have different vocabularies",
-            "compare a model with its own source",
-        )
+def _different(path: str, base: str) -> UsageError:
+    return UsageError(
+        f"{printable(path)} and {printable(base)} have different vocabularies", "compare a model with its own source"
+    )
 
 
-def _score(base: Scorer, model: Scorer, tokens: list[int], sums: _Sums) -> None:
+def _score(base: NDArray[np.float32], model: Scorer, tokens: list[int], sums: _Sums) -> None:
     first = len(tokens) // 2
     count = len(tokens) - first
-    started = time.perf_counter()
-    base.read(tokens, first)
-    middle = time.perf_counter()
-    model.read(tokens, first)
-    sums.add_time(len(tokens), middle - started, time.perf_counter() - middle)
-    ours, theirs = base.logits(count), model.logits(count)
+    ours, theirs = base.reshape(count, -1), model.logits(count)
     # The last position predicts a token of the next chunk; it is not scored.
     for row in range(0, count - 1, _ROWS):
         rows = slice(row, min(row + _ROWS, count - 1))
@@ -87,13 +106,13 @@ def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 class _Sums:
-    def __init__(self) -> None:
+    def __init__(self, base_seconds: list[float]) -> None:
+        self.base_seconds = base_seconds
+        self.seconds: list[float] = []
         self._divergences: list[NDArray[np.float64]] = []
         self._base_loss: list[NDArray[np.float64]] = []
         self._loss: list[NDArray[np.float64]] = []
         self._agree = 0
-        self._tokens = 0
-        self._seconds = [0.0, 0.0]
 
     def add(self, base: NDArray[np.float64], model: NDArray[np.float64], following: NDArray[Any]) -> None:
         rows = np.arange(len(following))
@@ -102,12 +121,7 @@ class _Sums:
         self._loss.append(-model[rows, following])
         self._agree += int((base.argmax(axis=1) == model.argmax(axis=1)).sum())
 
-    def add_time(self, tokens: int, base: float, model: float) -> None:
-        self._tokens += tokens
-        self._seconds[0] += base
-        self._seconds[1] += model
-
-    def result(self) -> dict[str, float]:
+    def result(self, chunk: int) -> dict[str, float]:
         """Divergences in nats a token, `top1` from 0 to 1, `*_error`: standard errors, speeds in tokens/s."""
         divergence = np.maximum(np.concatenate(self._divergences), 0.0)  # rounding can go a hair below zero
         base, model = np.concatenate(self._base_loss), np.concatenate(self._loss)
@@ -127,13 +141,9 @@ class _Sums:
             "ppl_ratio_error": float(ratio * difference.std() / np.sqrt(count)),
             "top1": top1,
             "top1_error": float(np.sqrt(top1 * (1 - top1) / count)),
-            "prompt_tps_base": self._tokens / self._seconds[0],
-            "prompt_tps": self._tokens / self._seconds[1],
+            "prompt_tps_base": chunk / float(np.median(self.base_seconds)),
+            "prompt_tps": chunk / float(np.median(self.seconds)),
         }
-
-
-def _speeds(base: Scorer, model: Scorer, tokens: list[int]) -> dict[str, float]:
-    return {"decode_tps_base": _decode_speed(base, tokens), "decode_tps": _decode_speed(model, tokens)}
 
 
 def _decode_speed(scorer: Scorer, tokens: list[int]) -> float:

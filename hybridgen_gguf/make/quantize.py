@@ -6,6 +6,7 @@ published only when its size is the one forecast to the byte; an older file ther
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ _ENGINE_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What the user asked for. `threads` 0: one per core. `tensor_types`: (regex, type), first match wins."""
+    """What the user asked for. `threads` 0: one per core. `tensor_types`: (regex, type), first match wins;
+    `chosen`: (tensor name, type), picked by measurement, of which the recipe keeps a hash and `note`."""
 
     source: Path
     target: Path
@@ -44,6 +46,7 @@ class QuantizeOptions:
     allow_requantize: bool = False
     strict: bool = False
     threads: int = 0
+    chosen: tuple[tuple[str, str], ...] = ()
     note: str = ""
 
 
@@ -83,7 +86,7 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
         hashes = HashInBackground(model.paths)
         made_of = _recipe(options, "0" * 64, sha256_of(options.imatrix) if options.imatrix else "")
         plan = _forecast(options, model, made_of, warnings)
-        _refuse(options, plan)
+        refuse(options, plan)
         check_room(options.target, plan.bytes)
         sweep(options.target)
         return _run(options, model, replace_source(made_of, hashes.result()), plan, progress)
@@ -136,6 +139,7 @@ def _recipe(options: QuantizeOptions, source_sha256: str, imatrix_sha256: str) -
         "keep_split": options.keep_split,
         "allow_requantize": options.allow_requantize,
         "note": options.note,
+        "chosen_sha256": _chosen_sha256(options),
     }
     made_of = {
         "tool": recipe.tool_version(),
@@ -145,7 +149,17 @@ def _recipe(options: QuantizeOptions, source_sha256: str, imatrix_sha256: str) -
     return {**made_of, "imatrix_sha256": imatrix_sha256} if imatrix_sha256 else made_of
 
 
-def _job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str]) -> dict[str, Any]:
+def _overrides(options: QuantizeOptions) -> list[list[str]]:
+    chosen = [[f"^{re.escape(name)}$", kind] for name, kind in options.chosen]
+    return [*chosen, *(list(pair) for pair in options.tensor_types)]
+
+
+def _chosen_sha256(options: QuantizeOptions) -> str:
+    return hashlib.sha256(recipe.canonical(dict(options.chosen)).encode()).hexdigest() if options.chosen else ""
+
+
+def job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a quantize or forecast job in a child."""
     name = file_type(options.type)
     metadata: dict[str, str | int] = dict(recipe.entries(made_of))
     if model.headers[0].alignment != _ENGINE_ALIGNMENT:
@@ -159,7 +173,7 @@ def _job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[st
         "only_copy": name == "COPY",
         "output_tensor_type": options.output_tensor_type,
         "token_embedding_type": options.token_embedding_type,
-        "tensor_types": [list(pair) for pair in options.tensor_types],
+        "tensor_types": _overrides(options),
         "pure": options.pure,
         "keep_split": options.keep_split and len(model.paths) > 1,
         "allow_requantize": options.allow_requantize,
@@ -171,7 +185,7 @@ def _job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[st
 def _forecast(
     options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str], warnings: tuple[str, ...]
 ) -> Forecast:
-    found = run_job("forecast", _job_options(options, model, made_of))
+    found = run_job("forecast", job_options(options, model, made_of))
     if sorted(tensor["name"] for tensor in found["tensors"]) != sorted(tensor.name for tensor in model.tensors):
         raise EngineError(
             f"the engine's forecast for {shown(options.source)} does not name its tensors", "please report this"
@@ -199,7 +213,8 @@ def _requantized(tensor: TensorForecast) -> bool:
     return tensor.source_type not in _PLAIN and tensor.type != tensor.source_type
 
 
-def _refuse(options: QuantizeOptions, plan: Forecast) -> None:
+def refuse(options: QuantizeOptions, plan: Forecast) -> None:
+    """Raises the reason why a run as forecast would be wrong or unwanted."""
     kinds = sorted({tensor.source_type for tensor in plan.tensors if _requantized(tensor)})
     if kinds and not options.allow_requantize:
         raise Failed(
@@ -228,7 +243,7 @@ def _run(
         scratch.mkdir()
     written = [scratch / part.name for part in parts] or [scratch]
     job = {
-        **_job_options(options, model, made_of),
+        **job_options(options, model, made_of),
         "scratch": str(scratch / _stem(options.target) if parts else scratch),
     }
 

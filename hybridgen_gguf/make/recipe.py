@@ -68,6 +68,12 @@ def write_manifest(target: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
+def add_to_manifest(path: Path, more: Mapping[str, Any]) -> None:
+    """Adds entries to a manifest that is there already."""
+    content = json.loads(path.read_text(encoding="utf-8")) | more
+    write_file(path, (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
 def _pieces(text: str) -> list[str]:
     """`text` in parts whose UTF-8 form the engine takes whole."""
     pieces, current = [], ""

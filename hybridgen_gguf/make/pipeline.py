@@ -1,0 +1,184 @@
+"""From a folder or a GGUF file to a quantized file with its report, in one call.
+
+Knows the order: convert when the source is a folder, choose types when a size is asked for, quantize, report.
+Invariant: files on the way lie beside the target under scratch names and are gone at the end, however it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import HgError, UsageError
+from ..split import open_model_file
+from . import recipe
+from .child import stoppable
+from .convert import ConvertOptions, convert
+from .forecast import Forecast
+from .forecast import as_json as forecast_json
+from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
+from .report import Report, ReportOptions, plot, report
+from .report import as_json as report_json
+from .sensitivity import choose, measure
+from .target import check_source, check_target, remove, scratch_for
+
+Progress = Callable[[str, int, int], None]
+_MEASURED_CHUNKS = 4
+#: the mix whose name a file with chosen types carries: the nearest one in bits per weight
+_NEAREST = ((2.8, "Q2_K"), (3.6, "Q3_K_M"), (4.6, "Q4_K_S"), (5.2, "Q4_K_M"), (6.1, "Q5_K_M"), (7.5, "Q6_K"))
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOptions:
+    """`target_bpw`, `target_bytes`: choose types per tensor; `text`: for that and for the report."""
+
+    quantize: QuantizeOptions
+    target_bpw: float | None = None
+    target_bytes: int | None = None
+    report: bool = False
+    text: Path | None = None
+    plot: Path | None = None
+    chunk: int = 512
+    most_chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The quantized file and what it cost; `report` None when it was not asked for."""
+
+    result: QuantizeResult
+    report: Report | None
+    warnings: tuple[str, ...]
+
+
+def make(options: MakeOptions, progress: Progress) -> Made:
+    """Writes the quantized file, its manifest, and the report when asked for. Raises what its steps raise."""
+    _check(options)
+    with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, warnings):
+        quantizing = _with_chosen_types(options, quantizing, progress)
+        result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
+        found = _report(options, quantizing.source, result, progress) if options.report else None
+    return Made(result, found, warnings + result.warnings)
+
+
+def plan(options: MakeOptions, progress: Progress) -> tuple[Forecast, HgError | None]:
+    """The forecast, and the error with which `make` would refuse to begin."""
+    _check(options)
+    with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, _):
+        quantizing = _with_chosen_types(options, quantizing, progress)
+        found = forecast(quantizing)
+        try:
+            refuse(quantizing, found)
+        except HgError as error:
+            return found, error
+    return found, None
+
+
+def as_json(made: Made) -> dict[str, Any]:
+    """The result in the form that `--json` prints."""
+    paths, hashes = [str(path) for path in made.result.paths], list(made.result.sha256)
+    content = {
+        **forecast_json(made.result.forecast),
+        "paths": paths,
+        "sha256": hashes[0] if len(hashes) == 1 else hashes,
+        "manifest": str(made.result.manifest),
+        "recipe": dict(made.result.recipe),
+        "warnings": list(made.warnings),
+    }
+    if made.report is not None:
+        content |= {"quality": report_json(made.report)["quality"], "report": asdict(made.report)}
+    return content
+
+
+def _check(options: MakeOptions) -> None:
+    targets = options.target_bpw is not None or options.target_bytes is not None
+    if options.target_bpw is not None and options.target_bytes is not None:
+        raise UsageError("--target-bpw and --target-size were both given", "choose one")
+    if options.target_bpw is not None and not 1 <= options.target_bpw <= 32:
+        raise UsageError(f"{options.target_bpw} bits per weight make no sense", "between 2 and 16 is usual")
+    if targets and (options.quantize.tensor_types or options.quantize.pure):
+        raise UsageError("--target-* chooses the types itself; --tensor-type and --pure cannot go with it", "drop one")
+    if not options.quantize.type and not targets:
+        raise UsageError("no TYPE was given", "such as Q4_K_M, or a size with --target-bpw or --target-size")
+    if (targets or options.report) and options.text is None:
+        raise UsageError("--report and --target-* measure on a text, and none was given", "add --text FILE")
+    for path in (options.quantize.source, *([options.text] if options.text else [])):
+        check_source(path)
+    if options.plot is not None:
+        check_target(
+            options.plot, [options.quantize.source, options.quantize.target, *([options.text] if options.text else [])]
+        )
+
+
+@contextlib.contextmanager
+def _as_gguf(options: QuantizeOptions, progress: Progress) -> Iterator[tuple[QuantizeOptions, tuple[str, ...]]]:
+    """The options with a GGUF source; a folder is converted to a scratch file first."""
+    if not options.source.is_dir():
+        yield options, ()
+        return
+    check_target(options.target, [options.source])
+    scratch = scratch_for(options.target)
+    between = scratch.with_name(scratch.name.removesuffix(".part") + ".gguf")
+    try:
+        done = convert(ConvertOptions(options.source, between, name=options.source.resolve().name), progress)
+        yield replace(options, source=between), done.warnings
+    finally:
+        remove(between)
+        remove(recipe.manifest_path(between))
+
+
+def _with_chosen_types(options: MakeOptions, quantizing: QuantizeOptions, progress: Progress) -> QuantizeOptions:
+    if options.target_bpw is None and options.target_bytes is None:
+        return quantizing
+    model = open_model_file(quantizing.source)
+    weights = sum(tensor.parameters for tensor in model.tensors)
+    bpw = options.target_bpw or 8 * (options.target_bytes or 0) / weights
+    base = replace(quantizing, type=quantizing.type or next((name for most, name in _NEAREST if bpw < most), "Q8_0"))
+    first = forecast(base)
+    refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
+    measured = measure(
+        model, first, job_options(base, model, {}), _comparison(options, model.path, base, first), progress
+    )
+    header = first.bytes - sum(-(-tensor.bytes // 32) * 32 for tensor in first.tensors)
+    for slack in (0, 4096):  # the recipe makes the header a little longer than the first forecast's
+        budget = int(bpw * weights / 8) if options.target_bpw else (options.target_bytes or 0) - header - slack
+        types = choose(measured, first, model, budget)
+        note = f"target {options.target_bpw} bpw" if options.target_bpw else f"target {options.target_bytes} bytes"
+        chosen = replace(base, chosen=tuple(sorted(types.items())), note=note)
+        if options.target_bpw or forecast(chosen).bytes <= (options.target_bytes or 0):
+            break
+    return chosen
+
+
+def _comparison(options: MakeOptions, source: Path, base: QuantizeOptions, first: Forecast) -> Mapping[str, Any]:
+    return {
+        "base": str(source),
+        "text": str(options.text),
+        "chunk": options.chunk,
+        "most_chunks": options.most_chunks or _MEASURED_CHUNKS,
+        "threads": base.threads or len(os.sched_getaffinity(0)),
+        "gpu_layers": 0,
+        "folder": str(base.target.parent),
+        "bytes_probe": 2 * sum(tensor.weights for tensor in first.tensors) + (64 << 20),
+    }
+
+
+def _report(options: MakeOptions, source: Path, result: QuantizeResult, progress: Progress) -> Report:
+    wanted = ReportOptions(
+        source=source,
+        models=(result.paths[0],),
+        text=options.text or Path(),
+        chunk=options.chunk,
+        most_chunks=options.most_chunks,
+        threads=options.quantize.threads,
+    )
+    found = report(wanted, lambda done, of: progress("measuring quality", done, of))
+    found = replace(found, source=options.quantize.source.name)
+    recipe.add_to_manifest(result.manifest, {"report": asdict(found)})
+    if options.plot is not None:
+        plot(found.models, options.plot)
+    return found
