@@ -1,0 +1,191 @@
+"""Rates of a machine, looked up by place, operation, number format and thread count. Pure.
+
+The rates are those that a profile measured with the engine's own kernels (`Hardware.cpu.kernels`, `Device.kernels`,
+`Link`). What was not measured takes the nearest that was; where nothing was, nominal rates stand in that only serve to
+compare placements (`Rates.measured` is then False).
+Knows no model. Invariant: every answer is finite and above zero.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .ggml_types import ggml_type, row_bytes
+from .hardware import Device, Hardware, KernelRate
+from .layers import LayerShape
+
+CPU = "CPU"
+SHORT_ROW, LONG_ROW = 512, 4096  # columns of the two matrices that a profile measures for each type
+FEW_CELLS, MANY_CELLS = 1024, 8192  # cells of the two attentions that it measures
+#: operations of a profile: `node` is a tiny operation, its gflops are 1e9 operations a second
+MATVEC, MATMUL, ATTENTION, READING, NODE = "matvec", "matmul", "attention", "attention-prompt", "node"
+# Nominal rates for comparing placements where nobody measured: a desktop CPU and a middling card on PCIe 4.
+_NOMINAL_CPU_GBPS, _NOMINAL_CPU_MOST, _NOMINAL_CPU_GFLOPS = 9.0, 45.0, 30.0
+_NOMINAL_GPU_GBPS, _NOMINAL_GPU_GFLOPS, _NOMINAL_LINK_GBPS = 350.0, 15000.0, 12.0
+_NOMINAL_NODE, _NOMINAL_NODE_GPU, _NOMINAL_SPLIT = 1e-6, 3e-6, 150e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Matrices that multiply one token: `rows` rows of `cols` in all, of which a token uses `share`."""
+
+    type: str
+    rows: int
+    cols: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a prediction is for: `depth` tokens in the context, cache types, threads, tokens computed at once."""
+
+    depth: int
+    type_k: str
+    type_v: str
+    threads: int
+    threads_batch: int
+    n_ubatch: int
+    use_mmap: bool = True
+
+
+class Rates:
+    """Rates of a machine, looked up by what is asked. `measured`: from a profile; otherwise nominal."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._tables: dict[tuple[str, str], dict[str, dict[int, KernelRate]]] = {}
+        for place, kernels in ((CPU, hardware.cpu.kernels), *((d.name, d.kernels) for d in hardware.devices)):
+            for rate in kernels:
+                self._tables.setdefault((place, rate.operation), {}).setdefault(rate.type, {})[rate.threads] = rate
+        self._devices = {device.name: device for device in hardware.devices}
+        self._links = {link.device: link for link in hardware.links}
+        self._read = {rate.threads: rate.gbps for rate in hardware.memory.read}
+        self.measured = bool(hardware.cpu.kernels)
+        self._find = lru_cache(maxsize=None)(self._find_uncached)
+
+    def thread_counts(self) -> tuple[int, ...]:
+        """Thread counts that were measured on the CPU."""
+        by_type = self._tables.get((CPU, MATVEC), {})
+        return tuple(sorted({threads for table in by_type.values() for threads in table}))
+
+    def matvec(self, place: str, product: Product, threads: int) -> float:
+        """Seconds for one token."""
+        rows = product.rows * product.share
+        short = self._find(place, f"{MATVEC}-short", product.type, threads)
+        long = self._find(place, MATVEC, product.type, threads)
+        if long is None:
+            return rows * row_bytes(product.type, product.cols) / (self._nominal_gbps(place, threads) * 1e9)
+        kind = long.type
+        scale = ggml_type(product.type).bits / ggml_type(kind).bits
+        at_long = row_bytes(kind, LONG_ROW) / long.gbps
+        at_short = row_bytes(kind, SHORT_ROW) / short.gbps if short else at_long * SHORT_ROW / LONG_ROW
+        return rows * _line(SHORT_ROW, at_short, LONG_ROW, at_long, product.cols) * scale * 1e-9
+
+    def matmul(self, place: str, product: Product, threads: int) -> float:
+        """Seconds for each token of a large batch."""
+        rows = product.rows * product.share
+        short = self._find(place, f"{MATMUL}-short", product.type, threads)
+        long = self._find(place, MATMUL, product.type, threads)
+        if long is None:
+            return 2 * rows * product.cols / (self._nominal_gflops(place, threads) * 1e9)
+        at_long = 2 * LONG_ROW / long.gflops
+        at_short = 2 * SHORT_ROW / short.gflops if short else at_long * SHORT_ROW / LONG_ROW
+        return rows * _line(SHORT_ROW, at_short, LONG_ROW, at_long, product.cols) * 1e-9
+
+    def attention(self, place: str, layer: LayerShape, use: Use, cells: float, threads: int, *, reading: bool) -> float:
+        """Seconds of one query token over `cells` cells. `reading`: as one of many in a prompt."""
+        flops = 2 * cells * layer.n_head * (layer.head_k + (layer.head_v or layer.head_k))
+        size = layer.n_head_kv * layer.head_k
+        stored = cells * (row_bytes(use.type_k, size) + row_bytes(use.type_v, layer.n_head_kv * layer.head_v))
+        if reading:
+            rate = self._find(place, READING, use.type_k.upper(), threads)
+            return flops / ((rate.gflops if rate else self._nominal_gflops(place, threads) / 3) * 1e9)
+        few = self._find(place, f"{ATTENTION}-{FEW_CELLS}", use.type_k.upper(), threads)
+        many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", use.type_k.upper(), threads)
+        if few is None or many is None:
+            return stored / (self._nominal_gbps(place, threads) * 0.5e9)
+        gflops = _by_depth(few.gflops, many.gflops, cells)
+        return max(flops / (gflops * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
+
+    def read_gbps(self, place: str, threads: int) -> float:
+        """Bytes that can be read of the place's memory at most."""
+        if place != CPU:
+            device = self._devices.get(place)
+            return (device.read_gbps if device else None) or _NOMINAL_GPU_GBPS
+        return _between(self._read, threads) if self._read else self._nominal_gbps(CPU, threads)
+
+    def node(self, place: str, threads: int) -> float:
+        """Seconds of an operation too small to matter otherwise."""
+        rate = self._find(place, NODE, "", threads)
+        if rate is not None and rate.gflops > 0:
+            return 1e-9 / rate.gflops
+        return _NOMINAL_NODE if place == CPU else _NOMINAL_NODE_GPU
+
+    def crossing(self, device: str) -> float:
+        """Seconds of one change between CPU and device, either way."""
+        link = self._links.get(device)
+        return (link.split_s if link and link.split_s else _NOMINAL_SPLIT) / 2
+
+    def upload(self, device: str, size: float, pinned: bool) -> float:
+        """Seconds to copy `size` bytes to the device."""
+        link = self._links.get(device)
+        gbps = (link.to_device_pinned_gbps if pinned else link.to_device_gbps) if link else None
+        return size / ((gbps or _NOMINAL_LINK_GBPS) * 1e9)
+
+    def computes_host_weights(self, device: str) -> bool:
+        """Whether large batches go to this device even where the weights lie on the host."""
+        found = self._devices.get(device)
+        return found is not None and found.kind == "gpu"
+
+    def device(self, name: str) -> Device | None:
+        return self._devices.get(name)
+
+    def _nominal_gbps(self, place: str, threads: int) -> float:
+        if place != CPU:
+            return self.read_gbps(place, 0) * 0.7
+        return min(_NOMINAL_CPU_GBPS * threads, _NOMINAL_CPU_MOST)
+
+    def _nominal_gflops(self, place: str, threads: int) -> float:
+        return _NOMINAL_CPU_GFLOPS * threads if place == CPU else _NOMINAL_GPU_GFLOPS
+
+    def _find_uncached(self, place: str, operation: str, kind: str, threads: int) -> KernelRate | None:
+        """The rate of this type, or of the measured type with the nearest bits; between thread counts, interpolated."""
+        by_type = self._tables.get((place, operation))
+        if not by_type:
+            return None
+        if kind not in by_type:
+            bits = ggml_type(kind).bits
+            kind = min(by_type, key=lambda name: (abs(math.log(ggml_type(name).bits / bits)), name))
+        table = by_type[kind]
+        gbps = _between({t: rate.gbps for t, rate in table.items()}, threads)
+        gflops = _between({t: rate.gflops for t, rate in table.items()}, threads)
+        return KernelRate(operation, kind, threads, gbps, gflops)
+
+
+def _between(table: dict[int, float], at: int) -> float:
+    """Linear between the neighbours; the nearest one outside."""
+    known = sorted(table)
+    index = bisect_left(known, at)
+    if index == len(known):
+        return table[known[-1]]
+    if known[index] == at or index == 0:
+        return table[known[index]]
+    low, high = known[index - 1], known[index]
+    return table[low] + (table[high] - table[low]) * (at - low) / (high - low)
+
+
+def _line(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
+    """A row's seconds: a fixed part and one for each column, neither below zero."""
+    slope = max((y1 - y0) / (x1 - x0), y1 / x1 * 0.5)
+    return max(y0 - slope * x0, 0.0) + slope * x
+
+
+def _by_depth(few: float, many: float, cells: float) -> float:
+    """Between two depths on a logarithmic scale; beyond them the nearer one, and falling on where it was falling."""
+    if cells <= FEW_CELLS or few <= 0 or many <= 0:
+        return few
+    slope = min(math.log(many / few) / math.log(MANY_CELLS / FEW_CELLS), 0.0) if many < few else 0.0
+    # A time must not fall with depth: the rate may fall at most, and as fast as 1/cells at least stays monotone.
+    return few * math.pow(cells / FEW_CELLS, max(slope, -1.0))
