@@ -162,7 +162,7 @@ class Sampler:
         options = self._options
         check_numbers(float(candidates.logits.max()), position)
         complete = len(candidates.ids) >= self._n_vocab
-        if options.logprobs and candidates.rest_lse is None and not complete:
+        if options.logprobs and candidates.lse is None and not complete:
             return None
         order = np.lexsort((candidates.ids, -candidates.logits))
         ids, raw = candidates.ids[order], candidates.logits[order]
@@ -183,7 +183,7 @@ class Sampler:
             draws: tuple[Scored, ...] = (Scored(int(kept.ids[0]), 0.0),)
         else:
             best, draws = self._finish(key, self._run(self._chain[1:], kept, key), position)
-        return self._result_of(int(best[0]), draws, ids, raw, candidates.rest_lse)
+        return self._result_of(int(best[0]), draws, ids, raw, candidates.lse)
 
     def _draw_open(self, key: NoiseKey, ids: Ids, raw: Logits, floor: float, position: int) -> Draw | None:
         """A draw from the full softmax, seen through its largest logits: settled unless an outsider's noise is large
@@ -337,10 +337,10 @@ class Sampler:
         best = tuple(Scored(int(i), float(v) - total) for i, v in zip(top.ids, top.logits, strict=True))
         return Draw(token, float(logits[token]) - total, best, draws)
 
-    def _result_of(self, token: int, draws: tuple[Scored, ...], ids: Ids, raw: Logits, rest_lse: float | None) -> Draw:
+    def _result_of(self, token: int, draws: tuple[Scored, ...], ids: Ids, raw: Logits, lse: float | None) -> Draw:
         n = self._options.logprobs
         if not n:
             return Draw(token, None, (), draws)
-        total = float(np.logaddexp(log_sum_exp(raw), -math.inf if rest_lse is None else rest_lse))
+        total = log_sum_exp(raw) if lse is None else lse  # without lse these are all there are
         best = tuple(Scored(int(i), float(v) - total) for i, v in zip(ids[:n], raw[:n], strict=True))
         return Draw(token, float(raw[int(np.flatnonzero(ids == token)[0])]) - total, best, draws)

@@ -20,18 +20,16 @@ _MOST_CANDIDATES = 4096
 class DeviceCandidates:
     """What crossed the bus: the largest logits of a vocabulary with their ids, in any order.
 
-    Every token left behind has a logit of at most the smallest here. `rest_lse`: log-sum-exp of those, or None if
-    unknown.
+    Every token left behind has a logit of at most the smallest here. `lse`: log-sum-exp of all logits, None if unknown.
     """
 
     ids: NDArray[np.int64]
     logits: NDArray[np.float32]
-    rest_lse: float | None = None
+    lse: float | None = None
 
 
 def device_candidates(options: SampleOptions, n_vocab: int) -> int | None:
-    """How many of the largest logits a device must send so that `draw_candidates` settles these options; None: send
-    all.
+    """How many of the largest logits a device must send so that `draw_candidates` settles it; None: send all.
 
     One more than top-k for ties at its edge, and one for each token that bias, penalties or DRY may push down past it.
     A step that can raise a logit, or one that needs the whole vocabulary, asks for all.

@@ -273,8 +273,8 @@ def test_candidates_give_what_all_logits_give(settings: dict[str, object]) -> No
         count = device_candidates(options, n)
         assert count
         ids = np.random.default_rng(position).permutation(np.argpartition(logits, -count)[-count:])
-        rest = np.delete(logits, ids).astype(np.float64)
-        few = sampler.draw_candidates(DeviceCandidates(ids, logits[ids], float(np.log(np.exp(rest).sum()))), position)
+        wide = logits.astype(np.float64)
+        few = sampler.draw_candidates(DeviceCandidates(ids, logits[ids], float(np.log(np.exp(wide).sum()))), position)
         whole = sampler.draw(logits, position)
         if few is not None:
             settled += 1

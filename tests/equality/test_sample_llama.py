@@ -13,12 +13,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from engine_library import engine_llama
 from llama_samplers import LlamaSamplers, LogitBias
 from numpy.typing import NDArray
 
 from hybridgen_gguf import sample_steps as steps
 from hybridgen_gguf.engine.handles import Model
+from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.engine.settings import ModelSettings
 from hybridgen_gguf.noise import NoiseKey
 from hybridgen_gguf.sample import DEFAULT_CHAIN, SampleOptions, Sampler
@@ -29,8 +29,8 @@ Logits = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaSamplers:
-    return LlamaSamplers(engine_llama())
+def llama(engine: Library) -> LlamaSamplers:
+    return LlamaSamplers(engine.llama)
 
 
 def candidates(logits: Logits) -> Candidates:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_library import engine_llama
+from chi_square import LIMIT, score
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from chi_square import LIMIT, score
-
 from hybridgen_gguf import noise
+from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.engine.native_sample import NativeSample, native_sampler
 from hybridgen_gguf.errors import SampleError, UsageError
 from hybridgen_gguf.logits import top_of
@@ -32,23 +28,22 @@ SIZES = (1, 5, 63, 64, 65, 111, 1000, 32_000, 151_936)
 
 
 @pytest.fixture(scope="module")
-def native() -> NativeSample:
-    found = native_sampler(engine_llama())
-    if found is None:
-        pytest.skip("needs an engine with the sampler's patch: scripts/build_engine")
-    return found
+def native(engine: Library) -> NativeSample:
+    return NativeSample(engine.llama)
 
 
 def logits_of(seed: int, n: int, spread: float = 3.0) -> Logits:
     return np.random.default_rng(seed).normal(0, spread, n).astype(np.float32)
 
 
-def test_the_switch(native: NativeSample, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HGGUF_SAMPLER", "numpy")
-    assert native_sampler(engine_llama()) is None
+    assert native_sampler(engine.llama) is None
+    monkeypatch.setenv("HGGUF_SAMPLER", "native")
+    assert native_sampler(engine.llama) is not None
     monkeypatch.setenv("HGGUF_SAMPLER", "gpu")
     with pytest.raises(UsageError, match="HGGUF_SAMPLER"):
-        native_sampler(engine_llama())
+        native_sampler(engine.llama)
 
 
 @pytest.mark.parametrize("key", [(0, 0, 0), (2**32 - 1, 2**63, 2**40), (7, 1, 12_345)])
