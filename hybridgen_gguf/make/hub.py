@@ -7,6 +7,8 @@ where the file ends up. Invariant: a file is only called fetched when its bytes 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from .store import DISK_ERRORS, Progress
 
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_0", "Q4_1", "MXFP4", "Q8_0", "Q6_K", "BF16", "F16")
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PATIENCE = 20.0  # seconds for the list of files
 _NO_MODEL = ("mmproj", "imatrix", "vocab", "adapter", "lora")
 
 
@@ -33,13 +36,10 @@ class HubFile:
 
 
 class Hub(Protocol):
-    """What is needed of the Hub; `HuggingFace` is the real one."""
+    """What is needed of the Hub; `HuggingFace` is the real one, tests have one in memory."""
 
-    def list(self, repo: str, revision: str) -> Sequence[str]:
-        """Paths of all files."""
-
-    def info(self, repo: str, names: Sequence[str], revision: str) -> Sequence[HubFile]:
-        """Sizes and digests."""
+    def files(self, repo: str, revision: str) -> Sequence[HubFile]:
+        """All files of the repository."""
 
     def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
         """Downloads into `folder`, resuming what lies there."""
@@ -47,15 +47,11 @@ class Hub(Protocol):
 
 def choose(hub: Hub, source: HubSource) -> tuple[HubFile, ...]:
     """The file that `source` means, or all parts of it. Raises NotFound with what there is."""
-    revision = source.revision
-    if source.file and not _PART.fullmatch(source.file):
-        names: Sequence[str] = (source.file,)
-    else:
-        names = pick(hub.list(source.repo, revision), source)
-    files = {file.name: file for file in hub.info(source.repo, names, revision)}
+    files = {file.name: file for file in hub.files(source.repo, source.revision)}
+    names = pick(tuple(files), source)
     missing = [name for name in names if name not in files]
     if missing:
-        raise NotFound(f"{source.repo} has no file {printable(missing[0])}", "the repository may have renamed it")
+        raise NotFound(f"{source.repo} lacks the part {printable(missing[0])}", "the set there is not complete")
     return tuple(files[name] for name in names)
 
 
@@ -92,22 +88,15 @@ def _has_quant(name: str, quant: str) -> bool:
 class HuggingFace:
     """The Hub through huggingface_hub, which is imported on first use: it costs a start 0.3 s."""
 
-    def list(self, repo: str, revision: str) -> Sequence[str]:
-        """As Hub.list."""
+    def files(self, repo: str, revision: str) -> Sequence[HubFile]:
+        """As Hub.files."""
         from huggingface_hub import HfApi
 
         with hub_errors(repo):
-            return HfApi().list_repo_files(repo, revision=revision)
-
-    def info(self, repo: str, names: Sequence[str], revision: str) -> Sequence[HubFile]:
-        """As Hub.info."""
-        from huggingface_hub import HfApi
-        from huggingface_hub.hf_api import RepoFile
-
-        with hub_errors(repo):
-            found = HfApi().get_paths_info(repo, list(names), revision=revision)
-        files = [entry for entry in found if isinstance(entry, RepoFile)]
-        return [HubFile(file.path, file.size, file.lfs.sha256 if file.lfs else "") for file in files]
+            info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_PATIENCE)
+        return [
+            HubFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "") for file in info.siblings or ()
+        ]
 
     def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
         """As Hub.fetch."""
@@ -139,6 +128,11 @@ def hub_errors(repo: str) -> Iterator[None]:
     """Turns what huggingface_hub raises into DownloadError or NotFound, one sentence each."""
     from huggingface_hub import errors
 
+    # What it has to say is in our errors; its own warnings would stand between them and the progress bar.
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     except HgError:
@@ -161,6 +155,8 @@ def hub_errors(repo: str) -> Iterator[None]:
             raise
         # Every library below has its own classes for a network that fails.
         raise DownloadError(f"the Hub cannot be reached for {repo}: {_short(error)}", "check the network") from None
+    finally:
+        logger.setLevel(level)
 
 
 def _short(error: Exception) -> str:

