@@ -195,6 +195,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     except OSError as problem:
         return _system_error(problem)
+    except Exception as problem:
+        if os.environ.get("HGGUF_DEBUG"):
+            raise
+        show.error(HgError(f"internal error: {type(problem).__name__}: {problem}", "this is a fault of hgguf: see --debug"))
+        return 1
     return int(code or 0)
 
 

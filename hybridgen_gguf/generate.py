@@ -134,9 +134,9 @@ class LanguageModel:
     ) -> Prompt:
         """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named)."""
         if text is not None:
-            return encode_raw(self.opened, text)
-        template = choose_template(chat_template, self.opened.shape.chat_template, self.opened.control_tokens())
-        return encode_chat(self.opened, messages, template, renderer=renderer)
+            return encode_raw(self.opened.vocabulary, text)
+        template = choose_template(chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens())
+        return encode_chat(self.opened.vocabulary, messages, template, renderer=renderer)
 
     def generate(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Reply:
         """Continues raw text. `changes` replace fields of GenerateOptions or SampleOptions: `temperature=0`."""

@@ -7,8 +7,8 @@ open when `open_model` raises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -119,33 +119,30 @@ def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
     return model, context
 
 
-class OpenModel:
-    """An open model and context, with the plan they were opened by. A Tokenizer for prompt.py."""
+class Vocabulary:
+    """The vocabulary of an open model: a Tokenizer for prompt.py."""
 
-    def __init__(self, prepared: Prepared, model: Model, context: Context, load_s: float) -> None:
-        self.plan = prepared.plan
-        self.shape = prepared.shape
-        self.model = model
-        self.context = context
-        self.load_s = load_s
+    def __init__(self, shape: ModelShape, model: Model) -> None:
+        self._shape = shape
+        self._model = model
 
     @property
     def bos_id(self) -> int | None:
-        return self.model.bos_id
+        return self._model.bos_id
 
     @property
     def eos_id(self) -> int | None:
-        return self.model.eos_id
+        return self._model.eos_id
 
     @property
     def add_bos(self) -> bool:
-        return self.model.add_bos
+        return self._model.add_bos
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        return self.model.tokenize(text, add_special, parse_special)
+        return self._model.tokenize(text, add_special, parse_special)
 
     def token_text(self, token: int) -> str:
-        return self.model.token_text(token)
+        return self._model.token_text(token)
 
     def control_tokens(self) -> dict[str, int]:
         return self._control_tokens
@@ -153,11 +150,30 @@ class OpenModel:
     @cached_property
     def _control_tokens(self) -> dict[str, int]:
         # The header's types narrow the vocabulary down to a few; only the engine knows what it made of those.
-        types: Any = self.shape.file.metadata.get("tokenizer.ggml.token_type")
-        kinds = types.load() if types is not None else [0] * self.model.n_vocab
+        types: Any = self._shape.file.metadata.get("tokenizer.ggml.token_type")
+        kinds = types.load() if types is not None else [0] * self._model.n_vocab
         candidates = {token for token, kind in enumerate(kinds) if kind not in (_TOKEN_NORMAL, _TOKEN_BYTE)}
-        candidates.update(self.model.special_ids())
-        return {self.token_text(t): t for t in sorted(candidates) if self.model.has_control_text(t)}
+        candidates.update(self._model.special_ids())
+        return {self.token_text(t): t for t in sorted(candidates) if self._model.has_control_text(t)}
+
+
+@contextmanager
+def open_vocabulary(shape: ModelShape) -> Iterator[Vocabulary]:
+    """The vocabulary alone, without weights: to count a prompt's tokens before a context is planned."""
+    with Model(shape.file.path, ModelSettings(), vocab_only=True) as model:
+        yield Vocabulary(shape, model)
+
+
+class OpenModel:
+    """An open model and context, with the plan they were opened by."""
+
+    def __init__(self, prepared: Prepared, model: Model, context: Context, load_s: float) -> None:
+        self.plan = prepared.plan
+        self.shape = prepared.shape
+        self.model = model
+        self.context = context
+        self.vocabulary = Vocabulary(prepared.shape, model)
+        self.load_s = load_s
 
     def memory(self) -> tuple[MemoryUse, ...]:
         """What was really allocated, by device."""
@@ -199,10 +215,4 @@ def _add_rpc_once(endpoint: str) -> None:
     if endpoint not in _added:
         start_engine().add_rpc(endpoint)
         _added.add(endpoint)
-
-
-def read_vocabulary(shape: ModelShape) -> Model:
-    """The vocabulary alone, to count a prompt's tokens before a context is planned. The caller closes it."""
-    return Model(shape.file.path, ModelSettings(), vocab_only=True)
-
 

@@ -90,10 +90,10 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
     bound = len(text.encode("utf-8")) + room
     if fixed or bound <= DEFAULT_CONTEXT:
         return bound
-    from .load import read_vocabulary
+    from .load import open_vocabulary
     from .shape import read_shape
 
-    with read_vocabulary(read_shape(path)) as vocabulary:
+    with open_vocabulary(read_shape(path)) as vocabulary:
         return len(vocabulary.tokenize(text.encode("utf-8"), False, False)) + room
 
 

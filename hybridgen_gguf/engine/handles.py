@@ -23,6 +23,7 @@ from .settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES, BufferBytes, Conte
 
 _ABORTED = 2
 _NO_ROOM = 1
+_ATTR_UNKNOWN, _ATTR_CONTROL = 1 << 0, 1 << 3  # enum llama_token_attr
 _LOAD_MODES = {
     (False, False): 0,
     (True, False): 1,

@@ -1,0 +1,85 @@
+"""Shared fixtures: the real engine, real models (fetched once, checked by digest), and a loopback RPC device."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hybridgen_gguf.engine.handles import start
+from hybridgen_gguf.engine.library import Library
+from hybridgen_gguf.load import Vocabulary, open_vocabulary
+from hybridgen_gguf.make.download import pull
+from hybridgen_gguf.make.registry import resolve
+from hybridgen_gguf.shape import read_shape
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def engine() -> Library:
+    """The patched engine. A missing or unpatched one is a failure, not a skip: scripts/setup builds it."""
+    library = start()
+    assert library.patched, "the tests need the engine that scripts/setup builds"
+    return library
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1."""
+    return pull(resolve("smollm2-135m")).path
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma-3-270m, Q4_K_M: sliding windows, a large vocabulary, no chat template."""
+    return pull(resolve("gemma3-270m")).path
+
+
+@pytest.fixture(scope="session")
+def tokenizer_smollm2(engine: Library, smollm2: Path) -> Iterator[Vocabulary]:
+    """SmolLM2's vocabulary, for prompt.py."""
+    with open_vocabulary(read_shape(smollm2)) as vocabulary:
+        yield vocabulary
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama with a byte vocabulary (tests/tinygguf.py)."""
+    from tinygguf import build
+
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    build(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def rpc_device(engine: Library) -> Iterator[str]:
+    """HOST:PORT of a server in a child process that offers the CPU as a device of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen([sys.executable, str(ROOT / "tests" / "engine" / "rpc_server.py"), endpoint])
+    try:
+        _wait_for(endpoint, process)
+        yield endpoint
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(endpoint: str, process: subprocess.Popen[bytes]) -> None:
+    host, port = endpoint.split(":")
+    for _ in range(200):
+        if process.poll() is not None:
+            pytest.fail(f"the RPC server ended with code {process.returncode}")
+        try:
+            socket.create_connection((host, int(port)), 0.1).close()
+            return
+        except OSError:
+            continue
+    pytest.fail("the RPC server does not listen")
