@@ -18,6 +18,7 @@ from .gguf_file import ArrayView, TensorInfo, Value
 from .printable import printable
 from .shape import ModelShape, shape_of
 from .split import ModelFile, open_model_file
+from .units import format_size
 
 _SHOWN = 8  # elements of an array that are shown
 _LONGEST_TEXT = 1 << 20  # characters of one text in JSON; templates are far shorter
@@ -75,9 +76,37 @@ class Inspection:
             "types": [{"type": s.type, "tensors": s.tensors, "bytes": s.bytes} for s in shape.mix],
         }
 
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """(what, value) for people, safe for a terminal: the model's sizes in a few lines."""
+        names = ", ".join(printable(path.name) for path in self.file.paths)
+        first = (("file", f"{names} ({format_size(self.file.bytes)})"),)
+        return first + (_summary(self.shape) if self.shape else (("note", printable(self.note)),))
+
     def lines(self) -> tuple[str, ...]:
         """The metadata, one `key = value` a line, safe for a terminal."""
         return tuple(f"{printable(key)} = {describe(value)}" for key, value in self.file.metadata.items())
+
+
+def _summary(shape: ModelShape) -> tuple[tuple[str, str], ...]:
+    heads, heads_kv = _same(shape.n_head), _same(shape.n_head_kv)
+    rows = [
+        ("architecture", printable(shape.architecture)),
+        ("parameters", f"{shape.parameters / 1e6:,.1f} M"),
+        ("weights", f"{format_size(shape.bytes_weights)}, {shape.bits_per_weight:.2f} bits each"),
+        ("types", ", ".join(f"{share.type} {share.bytes / max(shape.bytes_weights, 1):.0%}" for share in shape.mix)),
+        ("layers", f"{shape.n_layers}, {shape.n_embd} wide"),
+        ("heads", f"{heads}, of keys and values {heads_kv}"),
+        ("context", f"{shape.n_ctx_train:,} tokens; KV cache in full {format_size(shape.kv_bytes(shape.n_ctx_train))}"),
+        ("vocabulary", f"{shape.n_vocab:,} tokens ({printable(shape.tokenizer) or 'none'})"),
+        ("chat template", f"{len(shape.chat_template):,} characters" if shape.chat_template else "none"),
+    ]
+    if shape.window:
+        windowed = sum(layer.window > 0 for layer in shape.layers)
+        rows.append(("window", f"{shape.window:,} tokens in {windowed} of {shape.n_layers} layers"))
+    if shape.n_expert:
+        active = f"{shape.parameters_active / 1e6:,.1f} M parameters a token"
+        rows.append(("experts", f"{shape.n_expert}, {shape.n_expert_used} used: {active}"))
+    return tuple(rows)
 
 
 def inspect_file(path: str | os.PathLike[str]) -> Inspection:

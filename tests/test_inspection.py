@@ -60,6 +60,21 @@ def test_hostile_texts(tmp_path: Path) -> None:
     assert "\\x1b]0;owned\\x07\\nerror: fake" in seen.lines()[6]
 
 
+def test_summary(tmp_path: Path) -> None:
+    rows = dict(inspect_file(tinygguf.build(tmp_path / "t.gguf")).summary())
+    assert rows["file"] == "t.gguf (361.47 KiB)"
+    assert rows["layers"] == "2, 64 wide" and rows["heads"] == "4, of keys and values 2"
+    assert rows["context"] == "128 tokens; KV cache in full 64.00 KiB"
+    assert rows["chat template"] == "none" and "window" not in rows and "experts" not in rows
+    keys = raw.model_keys("gpt-oss", expert_count=8, expert_used_count=2, attention__sliding_window=64)
+    keys += [raw.key("general.name", "str", "\x1b[2J"), raw.key("tokenizer.ggml.model", "str", "\x1b[2J")]
+    rows = dict(inspect_file(raw.write(tmp_path, raw.gguf_bytes(keys))).summary())
+    assert rows["window"] == "64 tokens in 1 of 2 layers" and rows["experts"].startswith("8, 2 used")
+    assert not any("\x1b" in value for value in rows.values())
+    adapter = [raw.key("general.architecture", "str", "llama"), raw.key("general.type", "str", "adapter")]
+    assert "adapter" in dict(inspect_file(raw.write(tmp_path, raw.gguf_bytes(adapter))).summary())["note"]
+
+
 def test_describe_arrays(tmp_path: Path) -> None:
     keys = [raw.array("short", "u32", [1, 2]), raw.array("long", "u32", list(range(20)))]
     values = read_header(raw.write(tmp_path, raw.gguf_bytes(keys))).metadata
