@@ -37,7 +37,9 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         ram=_size("--ram", flags.ram),
         type_k=_one_of("-ctk", flags.cache_type_k, KV_TYPES),
         type_v=_one_of("-ctv", flags.cache_type_v, KV_TYPES),
-        flash_attention=_one_of("-fa", {"1": "on", "0": "off"}.get(flags.flash_attn, flags.flash_attn), FLASH_ATTENTION),
+        flash_attention=_one_of(
+            "-fa", {"1": "on", "0": "off"}.get(flags.flash_attn, flags.flash_attn), FLASH_ATTENTION
+        ),
         threads=_threads("-t", flags.threads),
         threads_batch=_threads("-tb", flags.threads_batch),
         n_batch=flags.batch_size,
@@ -201,4 +203,6 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(rest)
     except ValueError:
-        raise UsageError(f"--logit-bias {text} is not a token id with a bias", "for example 15043+1 or 15043-inf") from None
+        raise UsageError(
+            f"--logit-bias {text} is not a token id with a bias", "for example 15043+1 or 15043-inf"
+        ) from None

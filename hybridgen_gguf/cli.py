@@ -48,8 +48,12 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", envvar="HGGUF_DEBUG", help="Tracebacks, and the engine's own log.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="HGGUF_DEBUG", help="Tracebacks, and the engine's own log.")
+    ] = False,
 ) -> None:
     from .config import read_config
 
@@ -87,7 +91,9 @@ def plan(
     place: PlaceFlags = PlaceFlags(),
     json: JsonFlag = False,
     explain: ExplainFlag = False,
-    form: Annotated[str, typer.Option("--format", metavar="table|args", help="args: flags for stock llama.cpp.")] = "table",
+    form: Annotated[
+        str, typer.Option("--format", metavar="table|args", help="args: flags for stock llama.cpp.")
+    ] = "table",
 ) -> None:
     """What would lie and run where, and why. Nothing is loaded."""
     from .run import plan_verb
@@ -107,7 +113,9 @@ def inspect(model: ModelArgument = None, model_flag: ModelFlag = None, json: Jso
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="GGUF files, or aliases that were fetched.")],
     json: JsonFlag = False,
-    check_tensors: Annotated[bool, typer.Option("--check-tensors", help="Also read all weights and look for NaN and Inf.")] = False,
+    check_tensors: Annotated[
+        bool, typer.Option("--check-tensors", help="Also read all weights and look for NaN and Inf.")
+    ] = False,
 ) -> int:
     """Whether files are sound. Each is checked by the engine in a process of its own."""
     from .files import validate_verb
@@ -145,11 +153,15 @@ def bench(
     model: ModelArgument = None,
     model_flag: ModelFlag = None,
     place: PlaceFlags = PlaceFlags(),
-    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Tokens to read, separated by commas; 0: none.")] = "512",
+    n_prompt: Annotated[
+        str, typer.Option("-p", "--n-prompt", help="Tokens to read, separated by commas; 0: none.")
+    ] = "512",
     n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Tokens to write, separated by commas; 0: none.")] = "128",
     n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens in the context before each test.")] = "0",
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions of each test.")] = 5,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="md|json|jsonl|csv", help="Format on stdout.")] = "md",
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="md|json|jsonl|csv", help="Format on stdout.")
+    ] = "md",
     json: JsonFlag = False,
 ) -> int:
     """Measure reading and writing speed, as llama-bench does."""
@@ -198,7 +210,9 @@ def _run(arguments: list[str]) -> int:
     except Exception as problem:
         if os.environ.get("HGGUF_DEBUG"):
             raise
-        show.error(HgError(f"internal error: {type(problem).__name__}: {problem}", "this is a fault of hgguf: see --debug"))
+        show.error(
+            HgError(f"internal error: {type(problem).__name__}: {problem}", "this is a fault of hgguf: see --debug")
+        )
         return 1
     return int(code or 0)
 

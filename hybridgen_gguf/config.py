@@ -41,8 +41,12 @@ def read_config(known: dict[str, set[str]]) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from None
     for verb, table in tables.items():
         if verb not in known or not isinstance(table, dict):
-            raise ConfigError(f"the configuration {path} has no place for '{verb}'", f"tables: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"the configuration {path} has no place for '{verb}'", f"tables: {', '.join(sorted(known))}"
+            )
         for key in table:
             if key not in known[verb]:
-                raise ConfigError(f"'{key}' in [{verb}] of {path} is no flag of `hgguf {verb}`", f"see `hgguf {verb} --help`")
+                raise ConfigError(
+                    f"'{key}' in [{verb}] of {path} is no flag of `hgguf {verb}`", f"see `hgguf {verb} --help`"
+                )
     return tables

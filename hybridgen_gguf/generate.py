@@ -135,7 +135,9 @@ class LanguageModel:
         """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named)."""
         if text is not None:
             return encode_raw(self.opened.vocabulary, text)
-        template = choose_template(chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens())
+        template = choose_template(
+            chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens()
+        )
         return encode_chat(self.opened.vocabulary, messages, template, renderer=renderer)
 
     def generate(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Reply:
@@ -209,6 +211,8 @@ class LanguageModel:
         self, piece: str, reason: FinishReason, text: TextStream, prompt: Prompt, seed: int, state: _Progress
     ) -> Chunk:
         tail = piece + text.finish()
+        if text.stopped is not None:  # the end of the text may complete a stop string that was still open
+            reason = "stop"
         now = time.perf_counter()
         read = len(prompt.tokens) - state.reused
         written = len(state.tokens) - 1  # the first comes with the prompt
@@ -241,7 +245,9 @@ class LanguageModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

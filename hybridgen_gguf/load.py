@@ -71,7 +71,7 @@ def _oracle(child: Child, shape: ModelShape) -> Callable[[Plan], tuple[MemoryUse
     def bytes_of(plan: Plan) -> tuple[MemoryUse, ...]:
         key = settings_of(plan)
         if key not in known:
-            known[key] = by_device(child.bytes(shape.file.path, *key)) or _forecast(shape, plan)
+            known[key] = by_device(child.memory(shape.file.path, *key)) or _forecast(shape, plan)
         return known[key]
 
     return bytes_of
@@ -177,7 +177,7 @@ class OpenModel:
 
     def memory(self) -> tuple[MemoryUse, ...]:
         """What was really allocated, by device."""
-        return by_device(self.context.bytes())
+        return by_device(self.context.memory_use())
 
     def close(self) -> None:
         self.context.close()
@@ -186,7 +186,9 @@ class OpenModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -215,4 +217,3 @@ def _add_rpc_once(endpoint: str) -> None:
     if endpoint not in _added:
         start_engine().add_rpc(endpoint)
         _added.add(endpoint)
-

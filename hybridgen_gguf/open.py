@@ -39,7 +39,9 @@ def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: di
     """What `hybridgen_gguf.load` does."""
     unknown = [name for name in changes if name not in Limits.__dataclass_fields__]
     if unknown:
-        raise UsageError(f"'{unknown[0]}' is not an option of load", f"one of: {', '.join(Limits.__dataclass_fields__)}")
+        raise UsageError(
+            f"'{unknown[0]}' is not an option of load", f"one of: {', '.join(Limits.__dataclass_fields__)}"
+        )
     path, _ = find_model(text)
     prepared = prepare(path, replace(limits or Limits(), **changes), rpc=rpc)
     for line in prepared.plan.warnings:

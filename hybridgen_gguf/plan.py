@@ -135,7 +135,6 @@ class Plan:
             "warnings": list(self.warnings),
         }
 
-
     def as_arguments(self) -> tuple[str, ...]:
         """The plan as flags of stock llama.cpp's programs, `--fit off` so that it changes nothing."""
         arguments = ["--fit", "off", "-c", str(self.n_ctx), "-ngl", str(self.n_gpu_layers), "-t", str(self.threads),
@@ -195,7 +194,10 @@ def check_limits(shape: ModelShape, limits: Limits) -> None:
         if value is not None and value < 1:
             raise UsageError(f"{flag} {value} is out of range", f"{flag} must be at least 1")
     if limits.flash_attention == "off" and limits.type_v in _BLOCK:
-        raise UsageError(f"-ctv {limits.type_v} needs flash attention, and -fa off turns it off", "leave out -fa off, or use -ctv f16")
+        raise UsageError(
+            f"-ctv {limits.type_v} needs flash attention, and -fa off turns it off",
+            "leave out -fa off, or use -ctv f16",
+        )
     for flag, type_name, head in _head_sizes(shape, limits):
         if head % _BLOCK.get(type_name, 1):
             raise UsageError(
@@ -253,7 +255,9 @@ def _choose_context(
     trained = shape.n_ctx_train or DEFAULT_CONTEXT
     if limits.n_ctx is not None:
         n_ctx = _round_context(limits.n_ctx)
-        rounded = "" if n_ctx == limits.n_ctx else f", rounded up from {limits.n_ctx} to the engine's step of {CONTEXT_STEP}"
+        rounded = (
+            "" if n_ctx == limits.n_ctx else f", rounded up from {limits.n_ctx} to the engine's step of {CONTEXT_STEP}"
+        )
         notes.because("n_ctx", n_ctx, f"set by the user{rounded}")
         if n_ctx > _round_context(trained):
             notes.warnings.append(f"context {n_ctx} is above the {trained} tokens that this model was trained for")
@@ -349,15 +353,15 @@ def device_budgets(hardware: Hardware, limits: Limits) -> dict[str, int]:
     return {name: min(size, limits.vram) if limits.vram is not None else size for name, size in free.items()}
 
 
-def _check_host(
-    hardware: Hardware, limits: Limits, plan: Plan, used: tuple[MemoryUse, ...], bytes_of: BytesOf
-) -> None:
+def _check_host(hardware: Hardware, limits: Limits, plan: Plan, used: tuple[MemoryUse, ...], bytes_of: BytesOf) -> None:
     needed, budget = _host_bytes(used), host_budget(hardware, limits)
     if needed <= budget:
         return
     room = largest_context(hardware, limits, plan, bytes_of)
     limit = "--ram" if limits.ram is not None and budget == limits.ram else "free memory"
-    what = f"a context of {plan.n_ctx} tokens needs {format_size(needed)} of memory, and {limit} is {format_size(budget)}"
+    what = (
+        f"a context of {plan.n_ctx} tokens needs {format_size(needed)} of memory, and {limit} is {format_size(budget)}"
+    )
     if room:
         raise DoesNotFit(what, f"{room} tokens would fit: -c {room}", {"n_ctx": room})
     raise DoesNotFit(what, "not even the smallest context fits: use a smaller model or quantization")

@@ -31,7 +31,10 @@ def formatted(records: Sequence[Record], settings: dict[str, Any], form: str) ->
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     out = io.StringIO()
-    flat = [{key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in row.items()} for row in rows]
+    flat = [
+        {key: json.dumps(value) if isinstance(value, (list, dict)) else value for key, value in row.items()}
+        for row in rows
+    ]
     writer = csv.DictWriter(out, fieldnames=list(flat[0]) if flat else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
@@ -41,6 +44,11 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 def _markdown(records: Sequence[Record], settings: dict[str, Any]) -> str:
     head = f"{settings.get('model', '')}, {settings.get('threads', '?')} threads, KV {settings.get('type_k', '?')}/{settings.get('type_v', '?')}"
     width = max((len(record.test) for record in records), default=4)
-    lines = [head, "", f"| {'test':<{width}} | tokens/s (mean) |   ± | median |", f"| {'-' * width} | --------------: | --: | -----: |"]
+    lines = [
+        head,
+        "",
+        f"| {'test':<{width}} | tokens/s (mean) |   ± | median |",
+        f"| {'-' * width} | --------------: | --: | -----: |",
+    ]
     lines += [f"| {r.test:<{width}} | {r.mean:15.2f} | {r.stdev:.2f} | {r.median:.2f} |" for r in records]
     return "\n".join(lines)

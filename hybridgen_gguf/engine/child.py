@@ -27,7 +27,7 @@ _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about 
 
 
 class Child:
-    """A running child. `bytes` and `check` may be called many times; a crash ends it and the next call starts another."""
+    """A running child. `memory` and `check` may be called many times; a crash ends it and the next call starts another."""
 
     def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
         self._rpc = tuple(rpc)
@@ -42,7 +42,7 @@ class Child:
             return error.what
         return None
 
-    def bytes(self, path: Path, model: ModelSettings, context: ContextSettings) -> tuple[BufferBytes, ...]:
+    def memory(self, path: Path, model: ModelSettings, context: ContextSettings) -> tuple[BufferBytes, ...]:
         """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when it cannot be opened."""
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
@@ -151,7 +151,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         Model(path, ModelSettings(**settings), no_alloc=True) as model,
         Context(model, ContextSettings(**request["context"])) as context,
     ):
-        return {"buffers": [asdict(entry) for entry in context.bytes()]}
+        return {"buffers": [asdict(entry) for entry in context.memory_use()]}
 
 
 def _tuples(value: Any) -> Any:

@@ -237,7 +237,7 @@ class Context:
         if not self.handle:
             raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {log.last_error()}")
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
-        self.memory = self.api.llama_get_memory(self.handle)
+        self._memory = self.api.llama_get_memory(self.handle)
         self._tokens = (ctypes.c_int32 * max(settings.n_batch, 1))()
         self._batch = self.api.llama_batch_get_one(self._tokens, 0)
         self._abort: object = None
@@ -245,7 +245,7 @@ class Context:
     def decode(self, tokens: Sequence[int]) -> bool:
         """Reads at most n_batch tokens after those already in the cache. False when the abort callback stopped it."""
         count = len(tokens)
-        self._tokens[:count] = tokens
+        self._tokens[:count] = list(tokens)
         self._batch.n_tokens = count
         status = self.api.llama_decode(self.handle, self._batch)
         if status == 0:
@@ -276,13 +276,13 @@ class Context:
 
     def clear(self) -> None:
         """Forgets all tokens; the memory stays."""
-        self.api.llama_memory_clear(self.memory, False)
+        self.api.llama_memory_clear(self._memory, False)
 
     def keep_prefix(self, length: int) -> bool:
         """Forgets all tokens after the first `length`. False when this kind of model cannot (recurrent state)."""
-        return bool(self.api.llama_memory_seq_rm(self.memory, 0, length, -1))
+        return bool(self.api.llama_memory_seq_rm(self._memory, 0, length, -1))
 
-    def bytes(self) -> tuple[BufferBytes, ...]:
+    def memory_use(self) -> tuple[BufferBytes, ...]:
         """Bytes by buffer type, model included. Empty on an engine without our patches."""
         if not self.model.library.patched:
             return ()
