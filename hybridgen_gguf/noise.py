@@ -12,8 +12,8 @@ Words come from Philox4x64-10 (numpy's generator: same words, same order) under 
 token's word gives it 64 bits. Both tails are accurate: -log1p(-u) below 1/4, -log(1-u) with 1-u made from the
 complement above.
 
-Logarithms are made here from +, -, *, / alone, each rounded as IEEE 754 says, so that every machine and the engine's
-own C++ (which does the same steps) get the same bits. Knows no logits' origin, no chain, no engine.
+Logarithms are portable.py's, so that every machine, and the engine's own C++, get the same bits. Knows no logits'
+origin, no chain, no engine.
 Invariant: a token's noise does not depend on which other tokens were asked for.
 """
 
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .portable import double_artanh, log
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -37,11 +39,6 @@ _KEY = 0x6867_6775_6D62_656C
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _TIER_BLOCK, _TIER_TOKEN, _TIER_COIN = 0, 1, 2
-
-_SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
-_LN2_HIGH = float.fromhex("0x1.62e42feep-1")  # 33 bits: its product with an exponent is exact
-_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-_SERIES = tuple(2.0 / n for n in range(21, 1, -2))  # of 2 artanh(s) after its first term: 2/21 ... 2/3
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Best:
 
 def gumbels(key: NoiseKey, ids: Ids) -> Floats:
     """Standard Gumbel noise of each token of `ids`, float64, independent between tokens."""
-    return np.asarray(-_log(_exponentials(key, ids, _block_words(key, ids // BLOCK))))
+    return np.asarray(-log(_exponentials(key, ids, _block_words(key, ids // BLOCK))))
 
 
 def coin(key: NoiseKey) -> float:
@@ -148,7 +145,7 @@ def _block_limits(key: NoiseKey, n_blocks: int) -> Floats:
     run."""
     start = (key.counter(0, _TIER_BLOCK) - 1) % (1 << 256)  # numpy steps its counter before each group
     words = np.random.Philox(key=key.seed | _KEY << 64, counter=start).random_raw(n_blocks)
-    return np.asarray(-_log(_least(words)))
+    return np.asarray(-log(_least(words)))
 
 
 def _least(words: Words) -> Floats:
@@ -198,24 +195,4 @@ def _exponential(words: Words, bits: int) -> Floats:
     scale = 2.0**-bits
     u = (words.astype(np.float64) + 0.5) * scale
     complement = ((words ^ np.uint64((1 << bits) - 1)).astype(np.float64) + 0.5) * scale
-    s = u / (2.0 - u)
-    z = s * s
-    return np.where(u < 0.25, s * z * _series(z) + 2.0 * s, -_log(complement))
-
-
-def _log(x: Floats) -> Floats:
-    """Natural logarithm of positive normal numbers; at most 2 ulp off, and the same bits everywhere."""
-    fraction, exponent = np.frexp(x)
-    small = fraction < _SQRT_HALF
-    fraction = np.where(small, fraction + fraction, fraction)
-    exponent = (exponent - small).astype(np.float64)
-    s = (fraction - 1.0) / (fraction + 1.0)
-    z = s * s
-    return np.asarray(exponent * _LN2_HIGH + (exponent * _LN2_LOW + (s * z * _series(z) + 2.0 * s)))
-
-
-def _series(z: Floats) -> Floats:
-    total = np.full_like(z, _SERIES[0])
-    for coefficient in _SERIES[1:]:
-        total = total * z + coefficient
-    return total
+    return np.where(u < 0.25, double_artanh(u / (2.0 - u)), -log(complement))

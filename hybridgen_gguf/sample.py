@@ -16,11 +16,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import noise
 from . import sample_steps as steps
@@ -31,6 +28,7 @@ from .sample_device import DeviceCandidates, device_candidates
 from .sample_dry import dry_penalties
 from .sample_options import DEFAULT_CHAIN, SampleOptions, check_seed, parse_samplers
 from .sample_steps import Candidates
+from .sample_types import Draw, Floats, Ids, NativeSampler, Scored
 
 __all__ = [
     "DEFAULT_CHAIN",
@@ -44,50 +42,6 @@ __all__ = [
     "device_candidates",
     "parse_samplers",
 ]
-
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A token and its natural-log probability."""
-
-    token: int
-    logprob: float
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One position's result.
-
-    `token` was chosen. `logprob` and `top` (the most likely tokens, best first) are the model's own log-probabilities,
-    before any step and at temperature 1; None and empty unless asked for. `draws`, when asked for, are distinct tokens
-    drawn without replacement in the order drawn, `token` first, with their log-probabilities after the chain.
-    """
-
-    token: int
-    logprob: float | None
-    top: tuple[Scored, ...]
-    draws: tuple[Scored, ...]
-
-
-class NativeSampler(Protocol):
-    """The engine's own passes over logits; each gives what the numpy code gives, choices and keys bit for bit."""
-
-    def top(self, logits: Logits, k: int, *, lse: bool) -> tuple[Ids, Logits, float, float]:
-        """`top_of`, as a tuple. One row of value NaN if any logit is NaN."""
-        ...
-
-    def best_of_all(
-        self, seed: int, stream: int, position: int, logits: Logits, temperature: float, k: int
-    ) -> tuple[Ids, Floats] | None:
-        """`noise.best_of_all`: ids and keys; None if a logit is NaN or the largest is infinite."""
-        ...
-
-    def best_of(self, seed: int, stream: int, position: int, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
-        """`noise.best_of`: ids and keys."""
-        ...
 
 
 class Sampler:
@@ -117,6 +71,7 @@ class Sampler:
         while active[: len(leading)] != tuple(leading) and leading:
             leading.pop()
         self._early, self._chain = tuple(leading), active[len(leading) :]
+        self._usual = self._as_usual()
 
     def accept(self, token: int) -> None:
         """Adds one token of the prompt or the answer to what penalties and DRY look back on."""
@@ -138,6 +93,10 @@ class Sampler:
         key = NoiseKey(self._seed, self._stream, position)
         edited = self._edited(logits)
         chain = self._chain
+        if self._usual is not None and self._native is not None:
+            token = self._native.chain(self._seed, self._stream, position, edited, *self._usual)
+            if token is not None:
+                return self._result(token, (), logits, position)
         if self._is_greedy(chain):
             best = self._top(edited, 1, position).ids
             draws: tuple[Scored, ...] = (Scored(int(best[0]), 0.0),)
@@ -210,6 +169,20 @@ class Sampler:
         cold = options.temperature <= 0 and "temperature" in chain and options.dynatemp_range == 0
         only_one = "top_k" in chain and options.top_k == 1
         return (cold or only_one) and not {"typical", "typ_p", "xtc", "penalties", "dry"} & set(chain)
+
+    def _as_usual(self) -> tuple[int, float, float, float] | None:
+        """What `NativeSampler.chain` takes, where it covers these options: k, p, log of min-p, temperature."""
+        o, chain = self._options, self._chain
+        if o.draws or o.dynatemp_range or o.temperature <= 0 or chain[:1] != ("top_k",):
+            return None
+        if chain != tuple(name for name in ("top_k", "top_p", "min_p", "temperature") if name in chain):
+            return None
+        return (
+            min(o.top_k, self._n_vocab),
+            o.top_p if "top_p" in chain else 1.0,
+            math.log(o.min_p) if "min_p" in chain else -math.inf,
+            o.temperature if "temperature" in chain else 1.0,
+        )
 
     def _is_open(self, chain: tuple[str, ...]) -> bool:
         """Whether the whole vocabulary stays in play under one fixed temperature."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from . import portable
+
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -38,9 +40,9 @@ class Candidates:
         return Candidates(self.ids[index], self.logits[index], ordered)
 
     def probabilities(self) -> Floats:
-        """Softmax of the logits."""
-        weights = np.exp(self.logits - self.logits.max())
-        return np.asarray(weights / weights.sum())
+        """Softmax of the logits, added up in their order: where a cut falls depends on neither numpy nor machine."""
+        weights = portable.exp(self.logits - self.logits.max())
+        return np.asarray(weights / np.cumsum(weights)[-1])
 
 
 def top_k(c: Candidates, k: int) -> Candidates:

@@ -38,6 +38,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # int32_t hg_sample_best_of(const struct hg_sample_key * key, const int64_t * tokens, const double * scores,
     #                           int32_t n, int32_t k, int32_t * ids, double * keys);
     "hg_sample_best_of": (c_int32, (POINTER(_Key), c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
+    # int32_t hg_sample_chain(const struct hg_sample_key * key, const float * logits, int32_t n, int32_t top_k,
+    #                         double top_p, double log_min_p, double temperature);
+    "hg_sample_chain": (c_int32, (POINTER(_Key), c_void_p, c_int32, c_int32, c_double, c_double, c_double)),
     # void hg_sample_noise(const struct hg_sample_key * key, const int64_t * tokens, int32_t n, double * noise);
     "hg_sample_noise": (None, (POINTER(_Key), c_void_p, c_int32, c_void_p)),
 }
@@ -61,6 +64,7 @@ class NativeSample:
         self._top = _declared(llama, "hg_sample_top")
         self._best_of_all = _declared(llama, "hg_sample_best_of_all")
         self._best_of = _declared(llama, "hg_sample_best_of")
+        self._chain = _declared(llama, "hg_sample_chain")
         self._noise = _declared(llama, "hg_sample_noise")
 
     def top(
@@ -108,6 +112,25 @@ class NativeSample:
         )
         _check(count)
         return found[:count].astype(np.int64), keys[:count]
+
+    def chain(
+        self,
+        seed: int,
+        stream: int,
+        position: int,
+        logits: NDArray[np.float32],
+        top_k: int,
+        top_p: float,
+        log_min_p: float,
+        temperature: float,
+    ) -> int | None:
+        """The token of top-k, top-p (1: off), min-p (-inf: off), temperature and one draw. None: NaN, or infinite."""
+        key = _Key(seed, stream, position)
+        token = self._chain(byref(key), _floats(logits), len(logits), top_k, top_p, log_min_p, temperature)
+        if token in (_NAN, _NOT_FINITE):
+            return None
+        _check(token)
+        return int(token)
 
     def noise(self, seed: int, stream: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The noise of the tokens `ids`."""

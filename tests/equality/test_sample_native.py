@@ -99,6 +99,10 @@ def test_bad_logits_are_the_same_error(native: NativeSample, n: int, bad: float)
     "settings",
     [
         {},
+        {"temperature": 1.0, "top_k": 4000, "min_p": 0.0, "top_p": 0.999},
+        {"top_k": 100, "top_p": 1.0, "min_p": 0.3},
+        {"top_k": 7, "top_p": 0.0, "temperature": 1e-3},
+        {"logprobs": 3, "top_k": 10_000, "top_p": 1.0},
         {"temperature": 0.0},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"top_k": 0},

@@ -1,0 +1,69 @@
+"""What a draw gives, and what a native sampler must offer. Types alone; knows no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A token and its natural-log probability."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One position's result.
+
+    `token` was chosen. `logprob` and `top` (the most likely tokens, best first) are the model's own log-probabilities,
+    before any step and at temperature 1; None and empty unless asked for. `draws`, when asked for, are distinct tokens
+    drawn without replacement in the order drawn, `token` first, with their log-probabilities after the chain.
+    """
+
+    token: int
+    logprob: float | None
+    top: tuple[Scored, ...]
+    draws: tuple[Scored, ...]
+
+
+class NativeSampler(Protocol):
+    """The engine's own passes over logits; each gives what the numpy code gives, choices and keys bit for bit."""
+
+    def top(self, logits: Logits, k: int, *, lse: bool) -> tuple[Ids, Logits, float, float]:
+        """`top_of`, as a tuple. One row of value NaN if any logit is NaN."""
+        ...
+
+    def best_of_all(
+        self, seed: int, stream: int, position: int, logits: Logits, temperature: float, k: int
+    ) -> tuple[Ids, Floats] | None:
+        """`noise.best_of_all`: ids and keys; None if a logit is NaN or the largest is infinite."""
+        ...
+
+    def chain(
+        self,
+        seed: int,
+        stream: int,
+        position: int,
+        logits: Logits,
+        top_k: int,
+        top_p: float,
+        log_min_p: float,
+        temperature: float,
+    ) -> int | None:
+        """The steps top_k, top_p (1: off), min_p (-inf: off), temperature and one draw; None if a logit is NaN or the
+        largest is infinite."""
+        ...
+
+    def best_of(self, seed: int, stream: int, position: int, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
+        """`noise.best_of`: ids and keys."""
+        ...
