@@ -93,7 +93,8 @@ class FakeHub:
         digest = hashlib.sha256
         return [HubFile(n, len(data), self.sha256 or digest(data).hexdigest()) for n, data in self.files_.items()]
 
-    def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
+    def fetch(self, repo: str, file: HubFile, revision: str, folder: Path, progress: Progress) -> Path:
+        name = file.name
         self.fetched += 1
         path = folder / name
         path.write_bytes(self.files_[name][: len(self.files_[name]) // 2])

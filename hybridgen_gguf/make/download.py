@@ -126,7 +126,7 @@ def _from_hub(entry: ModelEntry, source: HubSource, place: Place, progress: Prog
             place.partial.mkdir(parents=True, exist_ok=True)  # kept after most failures: the next call resumes
             for file in files:
                 report = _after(before, total, progress)
-                path = hub.fetch(source.repo, file.name, source.revision, place.partial, report)
+                path = hub.fetch(source.repo, file, source.revision, place.partial, report)
                 digests.append(_verify(path, file, entry.sha256 if len(files) == 1 else "", place))
                 fetched.append(path)
                 before += file.bytes

@@ -10,10 +10,11 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
 from ..errors import DownloadError, HgError, NotFound
 from ..printable import printable
@@ -22,7 +23,9 @@ from .store import DISK_ERRORS, Progress
 
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_0", "Q4_1", "MXFP4", "Q8_0", "Q6_K", "BF16", "F16")
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-_PATIENCE = 20.0  # seconds for the list of files
+_PATIENCE = 20.0  # seconds without a byte
+_TRIES = 3  # without progress
+_BLOCK = 1 << 20
 _NO_MODEL = ("mmproj", "imatrix", "vocab", "adapter", "lora")
 
 
@@ -41,8 +44,8 @@ class Hub(Protocol):
     def files(self, repo: str, revision: str) -> Sequence[HubFile]:
         """All files of the repository."""
 
-    def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
-        """Downloads into `folder`, resuming what lies there."""
+    def fetch(self, repo: str, file: HubFile, revision: str, folder: Path, progress: Progress) -> Path:
+        """Downloads into `folder`, going on where an earlier call stopped."""
 
 
 def choose(hub: Hub, source: HubSource) -> tuple[HubFile, ...]:
@@ -98,29 +101,49 @@ class HuggingFace:
             HubFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "") for file in info.siblings or ()
         ]
 
-    def fetch(self, repo: str, name: str, revision: str, folder: Path, progress: Progress) -> Path:
-        """As Hub.fetch."""
-        from huggingface_hub import hf_hub_download
+    def fetch(self, repo: str, file: HubFile, revision: str, folder: Path, progress: Progress) -> Path:
+        """As Hub.fetch. The library's own download starts again from nothing in each process."""
+        name = Path(file.name).name
+        part = folder / f"{name}.{file.sha256[:16] or file.bytes}.part"
+        with hub_errors(repo), part.open("ab") as out:
+            stuck = 0
+            while out.tell() < file.bytes:
+                before = out.tell()
+                try:
+                    self._append(repo, file, revision, out, progress)
+                except Exception as error:
+                    stuck = 0 if out.tell() > before else stuck + 1
+                    if stuck == _TRIES or not _passing(error):
+                        raise
+                    time.sleep(stuck)
+        return part.rename(folder / name)
 
-        with hub_errors(repo):
-            return Path(hf_hub_download(repo, name, revision=revision, local_dir=folder, tqdm_class=_bar_to(progress)))
+    def _append(self, repo: str, file: HubFile, revision: str, out: BinaryIO, progress: Progress) -> None:
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+        # Compressed on the way, bytes could not be counted.
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={out.tell()}-"}
+        url = hf_hub_url(repo, file.name, revision=revision)
+        with get_session().stream("GET", url, headers=headers, timeout=_PATIENCE, follow_redirects=True) as answer:
+            hf_raise_for_status(answer)
+            if answer.status_code != 206:  # the server cannot go on in the middle
+                out.truncate(0)
+                out.seek(0)
+            for block in answer.iter_raw(_BLOCK):
+                if out.tell() + len(block) > file.bytes:
+                    raise DownloadError(f"{file.name} is longer than the {file.bytes:,} bytes that the Hub names")
+                out.write(block)
+                progress(out.tell(), file.bytes)
 
 
-def _bar_to(progress: Progress) -> Any:
-    """A class that huggingface_hub takes for a progress bar and that reports to `progress`."""
-    from tqdm.auto import tqdm
+def _passing(error: Exception) -> bool:
+    """Whether trying again may help: not when the Hub or the disk has said no."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    class Bar(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
-            self._seen, self._all = int(kwargs.get("initial") or 0), int(kwargs.get("total") or 0)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self._seen += int(n or 0)
-            progress(self._seen, self._all)
-            return None
-
-    return Bar
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return False
+    return not isinstance(error, HgError | HfHubHTTPError | OfflineModeIsEnabled)
 
 
 @contextlib.contextmanager
