@@ -25,8 +25,8 @@ _FIXED = 150e-6  # seconds of one call of the decoder beside its graph: inputs, 
 class LayerWork:
     """A layer in two parts that can lie apart.
 
-    `mixer`: attention and whatever must stay with it; `heavy`: the FFN, or the experts. `bytes_*` as stored;
-    `heavy_names`: the tensors of the heavy part, without `blk.N.`.
+    `mixer`: attention and whatever must stay with it; `heavy`: the FFN, or the experts, or the output matrix. `bytes_*`
+    as stored; `heavy_names`: the tensors of the heavy part, without `blk.N.`.
     """
 
     mixer: tuple[Product, ...]
@@ -74,7 +74,9 @@ def work_of(shape: ModelShape) -> ModelWork:
             continue
         mixer, heavy, sizes, names = parts[block]
         is_expert = "_exps" in name
-        is_heavy = block < shape.n_layers and (is_expert if block in experts else _is_ffn(name))
+        is_heavy = (
+            len(tensor.shape) > 1 if block == shape.n_layers else is_expert if block in experts else _is_ffn(name)
+        )
         sizes[is_heavy] += tensor.bytes
         if is_heavy:
             names.append(name)
@@ -136,7 +138,7 @@ class CostModel:
             mixer = sum(self._product(place, gpu, p, threads, batch) for p in layer.mixer)
             heavy = sum(self._product(place, gpu, p, threads, batch) for p in layer.heavy)
             if is_output:
-                mixer, heavy = mixer / max(use.depth, 1), 0.0
+                mixer, heavy = 0.0, heavy / max(use.depth, 1)
             else:
                 mixer += self._elementwise(place, threads, 14 * self.work.n_embd)
                 heavy += self._elementwise(place, threads, 4 * self.work.n_ff)

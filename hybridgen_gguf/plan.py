@@ -1,189 +1,47 @@
 """(Hardware, ModelShape, Limits) → Plan: what will lie and run where, and why. Pure: no I/O, no clock, no engine.
 
-Exact bytes come through `bytes_of`, a function that the caller gives: it answers for a candidate plan with what the
-engine's allocator would take. The rule here is simple: the context the user asks for (or a stated default), then as many
-layers on the device as its budget holds, found by bisection.
-Invariant: what the user set is never changed, only refused; every number of the plan has a reason.
+The context the user asks for (or a stated default), then the placement that `plan_devices` finds fastest under the
+budgets. Exact bytes come through `bytes_of`, a function that the caller gives: it answers for a candidate plan with
+what the engine's allocator would take. Each question costs a tenth of a second or more, so few are asked.
+Invariant: what the user set is never changed, only refused; no budget is exceeded; every number has a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
+from .cost import CostModel, ModelWork, PartCost, Predicted, total, work_of
 from .errors import DoesNotFit, UsageError
 from .hardware import Hardware
+from .plan_devices import choose_placement
+from .plan_given import BytesOf, Given, Notes, depth_of, host_budget, largest, use_of
+from .plan_parts import GOALS, KvPlan, Limits, MemoryUse, Plan, Reason
+from .rates import CPU, Rates, Use
 from .shape import ModelShape
 from .units import format_size
 
+__all__ = ["GOALS", "BytesOf", "KvPlan", "Limits", "MemoryUse", "Plan", "Predicted", "Reason", "make_plan", "predict"]
+
 DEFAULT_CONTEXT = 8192
 CONTEXT_STEP = 256  # the engine rounds a context up to a multiple of this (llama_context: GGML_PAD(n_ctx, 256))
-HOST_MARGIN = 256 << 20
-DEVICE_MARGIN = 256 << 20
 _BLOCK = {"q4_0": 32, "q4_1": 32, "q5_0": 32, "q5_1": 32, "q8_0": 32, "iq4_nl": 32}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the user allows or fixes. None: the planner chooses. Bytes, tokens and counts."""
-
-    n_ctx: int | None = None
-    tokens_needed: int = 0
-    n_gpu_layers: int | None = None
-    vram: int | None = None
-    ram: int | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attention: str = "auto"
-    threads: int | None = None
-    threads_batch: int | None = None
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-    kv_offload: bool = True
-    overrides: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] | None = None
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Why a number of the plan is what it is."""
-
-    name: str
-    value: str
-    why: str
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes on one device ("CPU": host memory)."""
-
-    device: str
-    weights: int
-    kv: int
-    compute: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.compute
-
-
-@dataclass(frozen=True)
-class KvPlan:
-    """The KV cache: types of K and V, cells (tokens) in each tier, bytes of all of it."""
-
-    type_k: str
-    type_v: str
-    cells_device: int
-    cells_host: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will be done. `memory` holds exact bytes by device; `reasons` says why, number by number."""
-
-    n_ctx: int
-    n_gpu_layers: int
-    n_layers: int
-    kv: KvPlan
-    threads: int
-    threads_batch: int
-    n_batch: int
-    n_ubatch: int
-    flash_attention: str
-    kv_offload: bool
-    overrides: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] | None = None
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
-    memory: tuple[MemoryUse, ...] = ()
-    reasons: tuple[Reason, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def bytes_host(self) -> int:
-        return sum(use.total for use in self.memory if use.device == "CPU")
-
-    @property
-    def bytes_device(self) -> int:
-        return sum(use.total for use in self.memory if use.device != "CPU")
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys that `hgguf plan --json` promises."""
-        return {
-            "placement": [asdict(use) | {"total": use.total} for use in self.memory],
-            "n_gpu_layers": self.n_gpu_layers,
-            "n_layers": self.n_layers,
-            "n_ctx": self.n_ctx,
-            "kv": asdict(self.kv),
-            "threads": {"decode": self.threads, "prompt": self.threads_batch},
-            "batch": {"n_batch": self.n_batch, "n_ubatch": self.n_ubatch},
-            "flash_attention": self.flash_attention,
-            "overrides": [list(pair) for pair in self.overrides],
-            "bytes": {"device": self.bytes_device, "host": self.bytes_host},
-            "predicted": None,
-            "reasons": [asdict(reason) for reason in self.reasons],
-            "warnings": list(self.warnings),
-        }
-
-    def as_arguments(self) -> tuple[str, ...]:
-        """The plan as flags of stock llama.cpp's programs, `--fit off` so that it changes nothing."""
-        arguments = ["--fit", "off", "-c", str(self.n_ctx), "-ngl", str(self.n_gpu_layers), "-t", str(self.threads),
-                     "-tb", str(self.threads_batch), "-b", str(self.n_batch), "-ub", str(self.n_ubatch),
-                     "-ctk", self.kv.type_k, "-ctv", self.kv.type_v, "-fa", self.flash_attention]  # fmt: skip
-        arguments += [] if self.kv_offload else ["-nkvo"]
-        for pattern, buffer_type in self.overrides:
-            arguments += ["-ot", f"{pattern}={buffer_type}"]
-        arguments += ["-dev", ",".join(self.devices)] if self.devices else []
-        arguments += ["-ts", ",".join(f"{share:g}" for share in self.tensor_split)] if self.tensor_split else []
-        arguments += ["-sm", self.split_mode] if self.split_mode != "layer" else []
-        arguments += [] if self.use_mmap else ["--no-mmap"]
-        return (*arguments, "--mlock") if self.use_mlock else tuple(arguments)
-
-
-BytesOf = Callable[[Plan], tuple[MemoryUse, ...]]
-
-
-@dataclass
-class _Notes:
-    """Reasons and warnings while a plan is being made."""
-
-    reasons: list[Reason] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def because(self, name: str, value: object, why: str) -> None:
-        self.reasons.append(Reason(name, str(value), why))
-
-
 def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: BytesOf) -> Plan:
-    """The plan for these limits. Raises UsageError for settings that cannot go together, DoesNotFit when nothing fits."""
-    notes = _Notes()
+    """The plan for these limits. Raises UsageError for settings that exclude each other, DoesNotFit when none fits."""
     check_limits(shape, limits)
-    candidate = _fixed_part(hardware, shape, limits, notes)
-    candidate = _choose_context(hardware, shape, limits, candidate, bytes_of, notes)
-    candidate = _choose_layers(hardware, shape, limits, candidate, bytes_of, notes)
-    used = bytes_of(candidate)
-    _check_host(hardware, limits, candidate, used, bytes_of)
+    given = Given(hardware, shape, limits, bytes_of, Rates(hardware), work_of(shape), Notes())
+    plan = choose_placement(given, _wanted_context(given, _fixed_part(given)))
+    plan, used = _fit_host(given, plan)
     kv = sum(use.kv for use in used)
-    on_device = sum(use.kv for use in used if use.device != "CPU")
-    cells_device = candidate.n_ctx if kv and on_device == kv else round(candidate.n_ctx * on_device / kv) if kv else 0
-    _explain_memory(used, notes)
-    return replace(
-        candidate,
-        kv=replace(candidate.kv, cells_device=cells_device, cells_host=candidate.n_ctx - cells_device, bytes=kv),
-        memory=used,
-        reasons=tuple(notes.reasons),
-        warnings=tuple(notes.warnings),
-    )
+    on_device = sum(use.kv for use in used if use.device != CPU)
+    cells_device = plan.n_ctx if kv and on_device == kv else round(plan.n_ctx * on_device / kv) if kv else 0
+    cells = replace(plan.kv, cells_device=cells_device, cells_host=plan.n_ctx - cells_device, bytes=kv)
+    _explain_memory(used, given.notes)
+    predicted = predict(given.rates, given.work, plan, depth_of(given, plan))
+    _explain_prediction(predicted, given.notes)
+    reasons, warnings = tuple(given.notes.reasons), tuple(given.notes.warnings)
+    return replace(plan, kv=cells, memory=used, predicted=predicted, reasons=reasons, warnings=warnings)
 
 
 def check_limits(shape: ModelShape, limits: Limits) -> None:
@@ -193,6 +51,10 @@ def check_limits(shape: ModelShape, limits: Limits) -> None:
     for flag, value in positive:
         if value is not None and value < 1:
             raise UsageError(f"{flag} {value} is out of range", f"{flag} must be at least 1")
+    if limits.depth is not None and limits.depth < 0:
+        raise UsageError(f"--depth {limits.depth} is out of range", "give the tokens expected in the context")
+    if limits.goal not in GOALS:
+        raise UsageError(f"--goal {limits.goal} is not known", f"one of: {', '.join(GOALS)}")
     if limits.flash_attention == "off" and limits.type_v in _BLOCK:
         raise UsageError(
             f"-ctv {limits.type_v} needs flash attention, and -fa off turns it off",
@@ -211,13 +73,13 @@ def _head_sizes(shape: ModelShape, limits: Limits) -> list[tuple[str, str, int]]
     return sorted(sizes | {("-ctv", limits.type_v, layer.head_v) for layer in shape.layers if layer.n_head_kv})
 
 
-def _fixed_part(hardware: Hardware, shape: ModelShape, limits: Limits, notes: _Notes) -> Plan:
-    """Threads, batches and what the user fixed; context and layers are still open."""
-    usable = hardware.cpu.usable_threads
-    threads = limits.threads or usable
-    notes.because("threads", threads, "set by the user" if limits.threads else hardware.cpu.threads_reason)
-    if threads > usable:
-        notes.warnings.append(f"{threads} threads on {usable} usable cores will be slower than {usable}")
+# --- threads, batches, context ---
+
+
+def _fixed_part(given: Given) -> Plan:
+    """Threads, batches and what the user fixed; context and placement are still open."""
+    limits, notes = given.limits, given.notes
+    threads, threads_batch = _choose_threads(given)
     n_ubatch = limits.n_ubatch or min(512, limits.n_batch or 512)
     n_batch = max(limits.n_batch or 2048, n_ubatch) if limits.n_batch is None else limits.n_batch
     if n_ubatch > n_batch:
@@ -227,10 +89,10 @@ def _fixed_part(hardware: Hardware, shape: ModelShape, limits: Limits, notes: _N
     return Plan(
         n_ctx=0,
         n_gpu_layers=0,
-        n_layers=shape.n_layers,
+        n_layers=given.shape.n_layers,
         kv=KvPlan(limits.type_k, limits.type_v, 0, 0, 0),
         threads=threads,
-        threads_batch=limits.threads_batch or threads,
+        threads_batch=threads_batch,
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         flash_attention=limits.flash_attention,
@@ -245,20 +107,49 @@ def _fixed_part(hardware: Hardware, shape: ModelShape, limits: Limits, notes: _N
     )
 
 
+def _choose_threads(given: Given) -> tuple[int, int]:
+    """Threads for writing and for reading: all usable ones, unless fewer were measured to be clearly faster."""
+    limits, cpu, notes = given.limits, given.hardware.cpu, given.notes
+    usable = cpu.usable_threads
+    chosen = []
+    for name, fixed, reading in (("threads", limits.threads, False), ("threads_batch", limits.threads_batch, True)):
+        count, why = fixed or usable, "set by the user" if fixed else cpu.threads_reason
+        if fixed is None and reading and limits.threads:
+            count, why = limits.threads, "as for writing"
+        elif fixed is None and given.rates.measured:
+            best = _fastest_threads(given, usable, reading=reading)
+            if best != usable:
+                count, why = best, f"predicted to be faster than {usable}, from this machine's profile"
+        notes.because(name, count, why)
+        chosen.append(count)
+        if fixed and fixed > usable and not reading:
+            notes.warnings.append(f"{fixed} threads on {usable} usable cores will be slower than {usable}")
+    return chosen[0], chosen[1]
+
+
+def _fastest_threads(given: Given, usable: int, *, reading: bool) -> int:
+    def seconds(threads: int) -> float:
+        use = Use(2048, given.limits.type_k, given.limits.type_v, threads, threads, 512)
+        model = CostModel(given.rates, given.work, use)
+        return sum(c.mixer + c.cache + c.heavy for c in (model.reading(CPU) if reading else model.writing(CPU)))
+
+    counts = sorted({min(count, usable) for count in given.rates.thread_counts()} | {usable})
+    best = min(counts, key=seconds)
+    return best if seconds(best) < 0.95 * seconds(usable) else usable
+
+
 def _round_context(n_ctx: int) -> int:
     return -(-n_ctx // CONTEXT_STEP) * CONTEXT_STEP
 
 
-def _choose_context(
-    hardware: Hardware, shape: ModelShape, limits: Limits, plan: Plan, bytes_of: BytesOf, notes: _Notes
-) -> Plan:
-    trained = shape.n_ctx_train or DEFAULT_CONTEXT
+def _wanted_context(given: Given, plan: Plan) -> Plan:
+    """The context before memory is looked at."""
+    limits, notes = given.limits, given.notes
+    trained = given.shape.n_ctx_train or DEFAULT_CONTEXT
     if limits.n_ctx is not None:
         n_ctx = _round_context(limits.n_ctx)
-        rounded = (
-            "" if n_ctx == limits.n_ctx else f", rounded up from {limits.n_ctx} to the engine's step of {CONTEXT_STEP}"
-        )
-        notes.because("n_ctx", n_ctx, f"set by the user{rounded}")
+        step = f", rounded up from {limits.n_ctx} to the engine's step of {CONTEXT_STEP}"
+        notes.because("n_ctx", n_ctx, f"set by the user{'' if n_ctx == limits.n_ctx else step}")
         if n_ctx > _round_context(trained):
             notes.warnings.append(f"context {n_ctx} is above the {trained} tokens that this model was trained for")
         return replace(plan, n_ctx=n_ctx)
@@ -267,19 +158,11 @@ def _choose_context(
     why = f"the default of {DEFAULT_CONTEXT}" if wanted == DEFAULT_CONTEXT else "prompt and answer need it"
     if n_ctx < wanted:
         why = f"the {trained} tokens that this model was trained for"
-    room = largest_context(hardware, limits, replace(plan, n_ctx=n_ctx), bytes_of)
-    if room < n_ctx:
-        notes.because("n_ctx", room, f"capped by free memory ({format_size(host_budget(hardware, limits))})")
-        notes.warnings.append(f"context capped to {room} tokens by free memory")
-        return replace(plan, n_ctx=room)
     notes.because("n_ctx", n_ctx, f"{why}; -c sets another")
     return replace(plan, n_ctx=n_ctx)
 
 
-def host_budget(hardware: Hardware, limits: Limits) -> int:
-    """Bytes of host memory that a plan may take: free memory less a margin, or --ram when that is less."""
-    free = max(hardware.memory.available - HOST_MARGIN, 0)
-    return min(free, limits.ram) if limits.ram is not None else free
+# --- host memory ---
 
 
 def largest_context(hardware: Hardware, limits: Limits, plan: Plan, bytes_of: BytesOf) -> int:
@@ -292,73 +175,23 @@ def largest_context(hardware: Hardware, limits: Limits, plan: Plan, bytes_of: By
     return largest(plan.n_ctx // CONTEXT_STEP, fits) * CONTEXT_STEP
 
 
-def largest(upper: int, fits: Callable[[int], bool]) -> int:
-    """The largest n in 1..upper with fits(n), for a monotone `fits`; 0 when there is none. Asks log2(upper) times."""
-    if upper < 1 or fits(upper):
-        return max(upper, 0)
-    low, high = 0, upper
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def _host_bytes(used: tuple[MemoryUse, ...]) -> int:
-    return sum(use.total for use in used if use.device == "CPU")
+    return sum(use.total for use in used if use.device == CPU)
 
 
-def _choose_layers(
-    hardware: Hardware, shape: ModelShape, limits: Limits, plan: Plan, bytes_of: BytesOf, notes: _Notes
-) -> Plan:
-    every = shape.n_layers + 1  # the output counts as a layer
-    budgets = device_budgets(hardware, limits)
-    if not budgets:
-        return _without_device(limits, plan, notes)
-
-    def fits(layers: int) -> bool:
-        used = bytes_of(replace(plan, n_gpu_layers=layers))
-        return all(use.total <= budgets.get(use.device, 0) for use in used if use.device != "CPU")
-
-    if limits.n_gpu_layers is not None:
-        layers = every if limits.n_gpu_layers < 0 else min(limits.n_gpu_layers, every)
-        if limits.vram is not None and layers and not fits(layers):
-            best = largest(every, fits)
-            raise DoesNotFit(
-                f"{layers} layers need more than the --vram of {format_size(limits.vram)}",
-                f"{best} layers would fit: -ngl {best}",
-                {"n_gpu_layers": best},
-            )
-        notes.because("n_gpu_layers", layers, "set by the user")
-        return replace(plan, n_gpu_layers=layers)
-    layers = largest(every, fits)
-    room = ", ".join(f"{name} {format_size(budget)}" for name, budget in budgets.items())
-    notes.because("n_gpu_layers", layers, f"{'all' if layers == every else 'as many as'} fit into {room}")
-    return replace(plan, n_gpu_layers=layers)
-
-
-def _without_device(limits: Limits, plan: Plan, notes: _Notes) -> Plan:
-    why = "this engine has no GPU backend, or it sees no device"
-    if limits.vram is not None:
-        raise DoesNotFit(f"--vram was given, but there is no device: {why}", "leave out --vram, or see `hgguf engine`")
-    if limits.n_gpu_layers:
-        notes.warnings.append(f"-ngl {limits.n_gpu_layers} has no effect, nothing is offloaded: {why}")
-    notes.because("n_gpu_layers", 0, why)
-    return plan
-
-
-def device_budgets(hardware: Hardware, limits: Limits) -> dict[str, int]:
-    """Bytes that may be taken of each device: its free memory less a margin, or --vram when that is less."""
-    chosen = [d for d in hardware.devices if d.kind != "cpu" and (limits.devices is None or d.name in limits.devices)]
-    free = {device.name: max(device.memory_free - DEVICE_MARGIN, 0) for device in chosen}
-    return {name: min(size, limits.vram) if limits.vram is not None else size for name, size in free.items()}
-
-
-def _check_host(hardware: Hardware, limits: Limits, plan: Plan, used: tuple[MemoryUse, ...], bytes_of: BytesOf) -> None:
-    needed, budget = _host_bytes(used), host_budget(hardware, limits)
+def _fit_host(given: Given, plan: Plan) -> tuple[Plan, tuple[MemoryUse, ...]]:
+    """The plan with its exact bytes; with a smaller context where host memory needs it and the user left that open."""
+    used = given.bytes_of(plan)
+    needed, budget = _host_bytes(used), host_budget(given.hardware, given.limits)
     if needed <= budget:
-        return
-    room = largest_context(hardware, limits, plan, bytes_of)
-    limit = "--ram" if limits.ram is not None and budget == limits.ram else "free memory"
+        return plan, used
+    room = largest_context(given.hardware, given.limits, plan, given.bytes_of)
+    limit = "--ram" if given.limits.ram is not None and budget == given.limits.ram else "free memory"
+    if room and given.limits.n_ctx is None:
+        given.notes.because("n_ctx", room, f"capped by {limit} ({format_size(budget)})")
+        given.notes.warnings.append(f"context capped to {room} tokens by {limit}")
+        capped = replace(plan, n_ctx=room)
+        return capped, given.bytes_of(capped)
     what = (
         f"a context of {plan.n_ctx} tokens needs {format_size(needed)} of memory, and {limit} is {format_size(budget)}"
     )
@@ -367,7 +200,56 @@ def _check_host(hardware: Hardware, limits: Limits, plan: Plan, used: tuple[Memo
     raise DoesNotFit(what, "not even the smallest context fits: use a smaller model or quantization")
 
 
-def _explain_memory(used: tuple[MemoryUse, ...], notes: _Notes) -> None:
-    for use in used:
+# --- predictions and reasons ---
+
+
+def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted | None:
+    """Tokens a second of a plan, or None where the machine was not measured."""
+    devices = [
+        device for device in (plan.devices if plan.devices is not None else rates.devices()) if plan.n_gpu_layers
+    ]
+    if not rates.measured or any(not rates.is_measured(device) for device in devices):
+        return None
+    counts = tuple(int(share) for share in plan.tensor_split) or (plan.n_gpu_layers,)
+    if len(counts) != len(devices) and plan.n_gpu_layers:
+        return None  # the engine shares layers out by free memory
+    places = [CPU] * (plan.n_layers + 1 - sum(counts))
+    for device, count in zip(devices, counts, strict=False):
+        places += [device] * count
+    heavy = frozenset(_layers_of(plan))
+    model = CostModel(rates, work, use_of(plan, max(depth, 1)))
+    crossing = {device: rates.crossing(device) for device in devices}
+    per_batch = {device: seconds / min(plan.n_ubatch, max(depth, 1)) for device, seconds in crossing.items()}
+    gpu = next((device for device in devices if rates.computes_host_weights(device)), None)
+    used = {CPU, *devices}
+    writing: dict[str, list[PartCost]] = {place: model.writing(place) for place in used}
+    reading: dict[str, list[PartCost]] = {place: model.reading(place, gpu) for place in used}
+    answer = total(writing, places, heavy, plan.kv_offload, crossing) + model.fixed
+    prompt = total(reading, places, heavy, plan.kv_offload, per_batch) + model.fixed / min(plan.n_ubatch, max(depth, 1))
+    return Predicted(round(1 / answer, 2), round(1 / prompt, 2), depth)
+
+
+def _layers_of(plan: Plan) -> list[int]:
+    """Layers whose heavy part the plan's own patterns keep on the CPU, the output as the last."""
+    numbers: list[int] = []
+    for pattern, _ in plan.overrides:
+        if pattern.startswith("^("):
+            numbers.append(plan.n_layers)
+        inside = pattern.partition("blk\\.(")[2].partition(")")[0]
+        numbers += [int(part) for part in inside.split("|") if part.isdigit()]
+    return numbers
+
+
+def _explain_memory(used: tuple[MemoryUse, ...], notes: Notes) -> None:
+    for use in (use for use in used if use.total):
         parts = f"weights {format_size(use.weights)}, KV {format_size(use.kv)}, scratch {format_size(use.compute)}"
         notes.because(f"memory {use.device}", format_size(use.total), f"{parts}; counted by the engine's allocator")
+
+
+def _explain_prediction(predicted: Predicted | None, notes: Notes) -> None:
+    if predicted is None:
+        notes.because("predicted", "unknown", "this machine was not measured: run `hgguf profile`")
+        return
+    at = f"at {predicted.depth} tokens of context, from this machine's profile"
+    notes.because("predicted", f"{predicted.decode_tps:.1f} tokens/s to write", at)
+    notes.because("predicted", f"{predicted.prompt_tps:.1f} tokens/s to read", at)

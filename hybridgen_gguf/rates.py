@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .ggml_types import ggml_type, row_bytes
-from .hardware import Device, Hardware, KernelRate
+from .hardware import Hardware, KernelRate
 from .layers import LayerShape
 
 CPU = "CPU"
@@ -139,8 +139,12 @@ class Rates:
         found = self._devices.get(device)
         return found is not None and found.kind == "gpu"
 
-    def device(self, name: str) -> Device | None:
-        return self._devices.get(name)
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self._devices)
+
+    def is_measured(self, place: str) -> bool:
+        """Whether products were measured there."""
+        return (place, MATVEC) in self._tables
 
     def _nominal_gbps(self, place: str, threads: int) -> float:
         if place != CPU:

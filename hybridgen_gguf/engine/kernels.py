@@ -99,7 +99,7 @@ def _base() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Matrices:
-    """`copies` products of a `rows` x `cols` matrix of `type` with `tokens` columns, each node waiting for the one before."""
+    """`copies` products of a `rows` x `cols` matrix of `type` with `tokens` columns."""
 
     type: str
     rows: int
@@ -140,7 +140,7 @@ class Attention:
 
 
 class Kernels:
-    """A device of the engine ("CPU", "CUDA0", "RPC0") and graphs on it. Raises EngineError when there is no such device."""
+    """A device of the engine ("CPU", "CUDA0", "RPC0") and graphs on it. Raises EngineError for an unknown device."""
 
     def __init__(self, device: str = "CPU") -> None:
         library = start()
@@ -249,7 +249,7 @@ class Kernels:
         return value
 
     def copies(self, size: int, pinned: bool) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Copies of `size` bytes to the device and back. `pinned`: through page-locked memory; None where there is none."""
+        """Copies of `size` bytes to the device and back. `pinned`: of page-locked memory; None where there is none."""
         scratch = _Scratch(self._base, self._device)
         tensor = scratch.tensor(0, size // 4)
         scratch.allocate_plain(self._buffer_type)

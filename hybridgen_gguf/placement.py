@@ -1,0 +1,271 @@
+"""Which layers lie on which device, so that predicted seconds are least under byte budgets. Pure arithmetic.
+
+Layers (the output is the last) lie on the devices from the end backwards, each device a contiguous range in the
+engine's order, as the engine places them; of a layer on a device the heavy part (FFN or experts) may stay on the CPU.
+Where a budget is too small, those heavy parts leave that together lose the fewest seconds. Every number of layers is
+tried, for up to two devices every way to share them, and with each whether the KV cache stays on the host.
+Knows no engine and no file. Invariant: a placement that is returned fits the budgets by the bytes given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .cost import PartCost, total
+from .rates import CPU
+
+_MOST_WAYS = 4096  # of choosing which heavy parts leave: with more, the fewest seconds per byte first and no search
+_EXCHANGES = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of each layer's parts, the output last."""
+
+    mixer: tuple[int, ...]
+    cache: tuple[int, ...]
+    heavy: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be placed, on what.
+
+    `budgets`: device → bytes, in the engine's order. `uses`: (weight, seconds by place, price of a crossing by device)
+    for each kind of work that counts. `may_split`: heavy parts may leave; `may_keep_cache`: the whole KV cache may.
+    """
+
+    sizes: Sizes
+    budgets: Mapping[str, int]
+    uses: tuple[tuple[float, dict[str, list[PartCost]], dict[str, float]], ...]
+    may_split: bool = True
+    may_keep_cache: bool = True
+    kv_offload: bool = True
+
+    @property
+    def n(self) -> int:
+        return len(self.sizes.mixer)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`counts`: layers of each device, in order; `heavy_on_host`: device layers whose heavy part is on the CPU."""
+
+    counts: tuple[int, ...]
+    heavy_on_host: frozenset[int] = frozenset()
+    kv_offload: bool = True
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def layers(self) -> int:
+        """Layers on devices, the output included: the engine's n_gpu_layers."""
+        return sum(self.counts)
+
+
+def places_of(problem: Problem, counts: Sequence[int]) -> list[str]:
+    """The place of each layer."""
+    places = [CPU] * (problem.n - sum(counts))
+    for device, count in zip(problem.budgets, counts, strict=True):
+        places += [device] * count
+    return places
+
+
+def bytes_of(problem: Problem, placement: Placement) -> dict[str, int]:
+    """Bytes of weights and cache on each device."""
+    used = dict.fromkeys(problem.budgets, 0)
+    for index, place in enumerate(places_of(problem, placement.counts)):
+        if place != CPU:
+            used[place] += _layer_bytes(problem, index, placement.kv_offload)
+            used[place] -= problem.sizes.heavy[index] if index in placement.heavy_on_host else 0
+    return used
+
+
+def fits(problem: Problem, placement: Placement) -> bool:
+    used = bytes_of(problem, placement)
+    return all(used[device] <= budget for device, budget in problem.budgets.items())
+
+
+def seconds_of(problem: Problem, placement: Placement) -> float:
+    """Weighted seconds of all uses."""
+    places = places_of(problem, placement.counts)
+    return sum(
+        weight * total(costs, places, placement.heavy_on_host, placement.kv_offload, crossings)
+        for weight, costs, crossings in problem.uses
+    )
+
+
+def search(problem: Problem) -> Placement:
+    """The best placement. With no device, or budgets too small for anything, all layers stay on the CPU."""
+    best: Placement | None = None
+    for candidate in _candidates(problem):
+        if best is not None and seconds_of(problem, candidate) >= best.seconds:
+            continue  # what leaves the devices only adds to this
+        shed = _shed(problem, candidate)
+        timed = None if shed is None else _timed(problem, shed)
+        if timed is not None and (best is None or timed.seconds < best.seconds):
+            best = timed
+    return Placement((0,) * len(problem.budgets)) if best is None else _polished(problem, best)
+
+
+def _timed(problem: Problem, placement: Placement) -> Placement:
+    seconds = seconds_of(problem, placement)
+    return Placement(placement.counts, placement.heavy_on_host, placement.kv_offload, seconds)
+
+
+def _candidates(problem: Problem) -> Iterator[Placement]:
+    """Every number of layers, shared out to the devices in the order of their speed; with and without the KV cache."""
+    none = tuple(0 for _ in problem.budgets)
+    yield Placement(none, kv_offload=problem.kv_offload)
+    if not problem.budgets:
+        return
+    options = [True] if problem.kv_offload else [False]
+    options += [False] if problem.may_keep_cache and problem.kv_offload and any(problem.sizes.cache) else []
+    for kv_offload in options:
+        for layers in range(1, problem.n + 1):
+            for counts in _shares(problem, layers, kv_offload):
+                yield Placement(counts, kv_offload=kv_offload)
+
+
+def _shares(problem: Problem, layers: int, kv_offload: bool) -> Iterator[tuple[int, ...]]:
+    """Ways to share `layers` out: all of them for one or two devices; for more, by speed and size."""
+    if len(problem.budgets) == 1:
+        yield (layers,)
+    elif len(problem.budgets) == 2:
+        for count in range(layers + 1):
+            yield (count, layers - count)
+    else:
+        yield from dict.fromkeys(_fill(problem, layers, kv_offload, light) for light in (False, True))
+
+
+def _fill(problem: Problem, layers: int, kv_offload: bool, light: bool) -> tuple[int, ...]:
+    """Counts from the average size of these layers; what is left over goes where most is free."""
+    first = problem.n - layers
+    sizes = [
+        _layer_bytes(problem, i, kv_offload) - (problem.sizes.heavy[i] if light else 0) for i in range(first, problem.n)
+    ]
+    size = max(sum(sizes) / layers, 1.0)
+    names = list(problem.budgets)
+    counts = dict.fromkeys(names, 0)
+    left = layers
+    for name in sorted(names, key=lambda name: _speed(problem, name)):
+        counts[name] = min(int(problem.budgets[name] / size), left)
+        left -= counts[name]
+    while left:
+        name = max(names, key=lambda name: problem.budgets[name] - counts[name] * size)
+        counts[name] += 1
+        left -= 1
+    return tuple(counts.values())
+
+
+def _speed(problem: Problem, device: str) -> float:
+    """Seconds if all lay there."""
+    return sum(
+        weight * sum(cost.mixer + cost.cache + cost.heavy for cost in costs[device])
+        for weight, costs, _ in problem.uses
+    )
+
+
+def _layer_bytes(problem: Problem, index: int, kv_offload: bool) -> int:
+    sizes = problem.sizes
+    return sizes.mixer[index] + sizes.heavy[index] + (sizes.cache[index] if kv_offload else 0)
+
+
+def _loss(problem: Problem, index: int, device: str) -> float:
+    """Seconds lost when the heavy part of this layer lies on the CPU instead."""
+    return sum(
+        weight * (costs[CPU][index].heavy - costs[device][index].heavy + 2 * crossings.get(device, 0.0))
+        for weight, costs, crossings in problem.uses
+    )
+
+
+def _shed(problem: Problem, placement: Placement) -> Placement | None:
+    """Moves heavy parts to the CPU until each device fits, losing the fewest seconds; None if that is not enough."""
+    used = bytes_of(problem, placement)
+    over = {device: used[device] - budget for device, budget in problem.budgets.items()}
+    if all(excess <= 0 for excess in over.values()):
+        return placement
+    if not problem.may_split:
+        return None
+    places = places_of(problem, placement.counts)
+    moved: set[int] = set()
+    for device, excess in over.items():
+        movable = [i for i, place in enumerate(places) if place == device and problem.sizes.heavy[i]]
+        if excess > 0:
+            chosen = _least_loss(
+                [(problem.sizes.heavy[i], max(_loss(problem, i, device), 0.0), i) for i in movable], excess
+            )
+            if chosen is None:
+                return None
+            moved.update(chosen)
+    return Placement(placement.counts, frozenset(moved), placement.kv_offload)
+
+
+def _least_loss(parts: list[tuple[int, float, int]], need: int) -> list[int] | None:
+    """Of `parts` (bytes, seconds lost, name) those that free `need` bytes at the least loss; None: all are too few."""
+    if sum(size for size, _, _ in parts) < need:
+        return None
+    kinds: dict[tuple[int, float], list[int]] = {}
+    for size, loss, name in parts:
+        kinds.setdefault((size, loss), []).append(name)
+    groups = sorted(kinds.items(), key=lambda kind: len(kind[1]))
+    ways = math.prod(len(names) + 1 for _, names in groups[:-1])
+    if ways <= _MOST_WAYS:
+        counts = _best_counts([(size, loss, len(names)) for (size, loss), names in groups], need)
+        return [name for count, (_, names) in zip(counts, groups, strict=True) for name in names[:count]]
+    return _by_density(parts, need)
+
+
+def _best_counts(groups: list[tuple[int, float, int]], need: int) -> tuple[int, ...]:
+    """How many to take of each group of alike parts (bytes, seconds, how many); all ways but the last group's, which
+    must fill the rest."""
+    *others, (size, loss, most) = groups
+    best: tuple[float, tuple[int, ...]] = (math.inf, ())
+    for counts in itertools.product(*(range(count + 1) for _, _, count in others)):
+        left = need - sum(n * s for n, (s, _, _) in zip(counts, others, strict=True))
+        last = max(-(-left // size), 0)
+        if last <= most:
+            lost = last * loss + sum(n * seconds for n, (_, seconds, _) in zip(counts, others, strict=True))
+            best = min(best, (lost, (*counts, last)))
+    return best[1]
+
+
+def _by_density(parts: list[tuple[int, float, int]], need: int) -> list[int]:
+    """The fewest seconds per byte first; then those go back that were not needed after all, the most seconds first."""
+    taken: list[tuple[int, float, int]] = []
+    left = need
+    for part in sorted(parts, key=lambda part: (part[1] / part[0], part[2])):
+        if left <= 0:
+            break
+        taken.append(part)
+        left -= part[0]
+    for part in sorted(taken, key=lambda part: -part[1]):
+        if left + part[0] <= 0:
+            left += part[0]
+            taken.remove(part)
+    return [name for _, _, name in taken]
+
+
+def _polished(problem: Problem, placement: Placement) -> Placement:
+    """For three devices and more: moves one layer from a device to another while that saves time."""
+    best = placement
+    for _ in range(_EXCHANGES if len(problem.budgets) > 2 else 0):
+        near = [_timed(problem, shed) for shed in _neighbours(problem, best)]
+        better = min(near, key=lambda candidate: candidate.seconds, default=best)
+        if better.seconds >= best.seconds * (1 - 1e-9):
+            break
+        best = better
+    return best
+
+
+def _neighbours(problem: Problem, placement: Placement) -> Iterator[Placement]:
+    for source, target in itertools.permutations(range(len(placement.counts)), 2):
+        if placement.counts[source]:
+            counts = list(placement.counts)
+            counts[source] -= 1
+            counts[target] += 1
+            shed = _shed(problem, Placement(tuple(counts), frozenset(), placement.kv_offload))
+            if shed is not None:
+                yield shed
