@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def rpc_device(engine: Library) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    process = subprocess.Popen([sys.executable, str(ROOT / "tests" / "engine" / "rpc_server.py"), endpoint])
+    server = [sys.executable, str(ROOT / "tests" / "engine" / "rpc_server.py"), endpoint]
+    process = subprocess.Popen(server, stdout=subprocess.DEVNULL)  # it reports every connection
     try:
         _wait_for(endpoint, process)
         yield endpoint
@@ -74,12 +76,12 @@ def rpc_device(engine: Library) -> Iterator[str]:
 
 def _wait_for(endpoint: str, process: subprocess.Popen[bytes]) -> None:
     host, port = endpoint.split(":")
-    for _ in range(200):
+    for _ in range(400):
         if process.poll() is not None:
             pytest.fail(f"the RPC server ended with code {process.returncode}")
         try:
             socket.create_connection((host, int(port)), 0.1).close()
             return
         except OSError:
-            continue
+            time.sleep(0.05)
     pytest.fail("the RPC server does not listen")

@@ -1,0 +1,116 @@
+"""The loop on a model in memory: finish reasons, stops, seeds, reuse, cancellation, JSON keys."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hybridgen_gguf.engine.fake import FakeContext, FakeModel
+from hybridgen_gguf.errors import UsageError
+from hybridgen_gguf.generate import Chunk, GenerateOptions, LanguageModel, Reply, merged
+from hybridgen_gguf.plan import KvPlan, Plan
+from hybridgen_gguf.prompt import Message
+
+PLAN = Plan(
+    n_ctx=256, n_gpu_layers=0, n_layers=1, kv=KvPlan("f16", "f16", 0, 256, 0), threads=1, threads_batch=1, n_batch=64,
+    n_ubatch=64, flash_attention="auto", kv_offload=True,
+)  # fmt: skip
+
+
+def model_that_writes(text: bytes, n_ctx: int = 256) -> tuple[LanguageModel, FakeContext]:
+    context, model = FakeContext(text, n_ctx), FakeModel()
+    opened: Any = SimpleNamespace(
+        plan=PLAN, model=model, context=context, vocabulary=model, load_s=0.5, close=lambda: None,
+        shape=SimpleNamespace(chat_template=None),
+    )  # fmt: skip
+    return LanguageModel(opened), context
+
+
+def test_text_ends_with_the_models_end_token() -> None:
+    model, _ = model_that_writes("Grüße 漢字".encode())
+    reply = model.generate("hi", temperature=0)
+    assert (reply.text, reply.finish_reason) == ("Grüße 漢字", "stop")
+    assert reply.usage.prompt_tokens == 3 and reply.usage.completion_tokens == len("Grüße 漢字".encode())
+
+
+def test_chunks_joined_are_the_text_and_only_the_last_has_the_reply() -> None:
+    model, _ = model_that_writes("a 漢 b".encode())
+    chunks = list(model.stream("hi", temperature=0))
+    assert "".join(chunk.text for chunk in chunks) == cast(Reply, chunks[-1].reply).text == "a 漢 b"
+    assert all(chunk.reply is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_token_limit(limit: int) -> None:
+    model, _ = model_that_writes(b"abcdef")
+    reply = model.generate("hi", temperature=0, max_tokens=limit)
+    assert (reply.text, reply.finish_reason, len(reply.tokens)) == ("abcdef"[:limit], "length", limit)
+
+
+def test_full_context_ends_with_length() -> None:
+    model, _ = model_that_writes(b"x" * 500, n_ctx=16)
+    reply = model.generate("hi", temperature=0)
+    assert reply.finish_reason == "length" and len(reply.tokens) == 16 - 3 + 1
+
+
+def test_stop_string_over_tokens_and_one_completed_by_the_end() -> None:
+    model, _ = model_that_writes(b"one two three")
+    assert model.generate("hi", temperature=0, stop=["o th", "zzz"]).text == "one tw"
+    late = model.generate("hi", temperature=0, stop=["three four", "hree"])
+    assert (late.text, late.finish_reason) == ("one two t", "stop")
+
+
+def test_seed_is_reported_and_zero_is_a_seed() -> None:
+    model, _ = model_that_writes(b"abc")
+    assert model.generate("hi", seed=0).seed == 0
+    assert model.generate("hi").seed != model.generate("hi").seed
+    with pytest.raises(UsageError):
+        model.generate("hi", seed=2**32)
+
+
+def test_second_request_reuses_the_common_prefix() -> None:
+    model, context = model_that_writes(b"abc")
+    model.generate("hello", temperature=0)
+    reply = model.generate("hello there", temperature=0)
+    assert reply.usage.reused_tokens == 6 and context.tokens[:12] == [256, *b"hello there"]
+
+
+def test_cancelled_while_writing_keeps_the_text_and_the_next_request_works() -> None:
+    model, _ = model_that_writes(b"abcdef")
+    asked: list[Chunk] = []
+    for chunk in model.run(model.encode("hi"), merged(None, {"temperature": 0}), cancelled=lambda: len(asked) >= 3):
+        asked.append(chunk)
+    reply = cast(Reply, asked[-1].reply)
+    assert reply.finish_reason == "cancelled" and reply.text == "abc"
+    assert model.generate("hi", temperature=0).text == "abcdef"
+
+
+def test_cancelled_while_reading_gives_an_empty_reply() -> None:
+    model, _ = model_that_writes(b"abc")
+    last = list(model.run(model.encode("hi"), GenerateOptions(), cancelled=lambda: True))[-1]
+    assert cast(Reply, last.reply).finish_reason == "cancelled" and last.text == ""
+
+
+def test_chat_goes_through_a_template() -> None:
+    model, context = model_that_writes(b"yes")
+    assert model.chat([{"role": "user", "content": "Are you there?"}], temperature=0).text == "yes"
+    assert bytes(t for t in context.tokens if t < 256).startswith(b"Are you there?")
+    with pytest.raises(UsageError):
+        model.chat([{"role": "user"}])
+    assert model.chat([Message("user", "x")], temperature=0).text == "yes"
+
+
+def test_unknown_option_is_named() -> None:
+    with pytest.raises(UsageError, match="temprature"):
+        merged(None, {"temprature": 1})
+
+
+def test_json_keys() -> None:
+    model, _ = model_that_writes(b"abc")
+    answer = model.generate("hi", temperature=0, logprobs=2, draws=2).as_json()
+    assert {"text", "tokens", "finish_reason", "seed", "usage", "timings", "plan", "logprobs", "draws"} == set(answer)
+    assert set(answer["usage"]) == {"prompt_tokens", "completion_tokens", "reused_tokens"}
+    assert set(answer["timings"]) == {"load_s", "ttft_s", "prompt_tps", "decode_tps"}
+    assert len(answer["logprobs"]) == len(answer["draws"]) == len(answer["tokens"])
