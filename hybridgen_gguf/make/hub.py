@@ -116,6 +116,8 @@ class HuggingFace:
                     if stuck == _TRIES or not _passing(error):
                         raise
                     time.sleep(stuck)
+            out.flush()
+            os.fsync(out.fileno())
         return part.rename(folder / name)
 
     def _append(self, repo: str, file: HubFile, revision: str, out: BinaryIO, progress: Progress) -> None:
