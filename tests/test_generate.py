@@ -79,10 +79,11 @@ def test_second_request_reuses_the_common_prefix() -> None:
 
 def test_cancelled_while_writing_keeps_the_text_and_the_next_request_works() -> None:
     model, _ = model_that_writes(b"abcdef")
-    asked: list[Chunk] = []
-    for chunk in model.run(model.encode("hi"), merged(None, {"temperature": 0}), cancelled=lambda: len(asked) >= 3):
-        asked.append(chunk)
-    reply = cast(Reply, asked[-1].reply)
+    seen: list[str] = []
+    last = Chunk("")
+    for last in model.run(model.encode("hi"), merged(None, {"temperature": 0}), cancelled=lambda: len(seen) >= 3):
+        seen.append(last.text)
+    reply = cast(Reply, last.reply)
     assert reply.finish_reason == "cancelled" and reply.text == "abc"
     assert model.generate("hi", temperature=0).text == "abcdef"
 

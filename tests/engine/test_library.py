@@ -117,7 +117,7 @@ print(json.dumps([prepared.plan.n_gpu_layers, *totals]))
 """
 
 
-@pytest.mark.parametrize(("layers", "vram"), [("15", "-"), ("auto", "-"), ("auto", str(160 << 20))])
+@pytest.mark.parametrize(("layers", "vram"), [("15", "-"), ("auto", "-"), ("auto", str(120 << 20))])
 def test_bytes_on_a_second_device_are_what_loading_allocates(
     smollm2: Path, rpc_device: str, layers: str, vram: str
 ) -> None:
