@@ -7,9 +7,11 @@ itself gives a divergence of 0, a ratio of 1 and full agreement.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +27,67 @@ _DECODED = 48  # tokens of the speed measurement
 _ROWS = 64  # positions scored at once: float64 work space of 64 * n_vocab * 8 * 3 bytes, 75 MB at 49k
 
 
+@dataclass(frozen=True)
+class _Base:
+    """What was seen of the base; its logits lie in a file: float32 [chunks, chunk / 2, n_vocab]."""
+
+    tokens: list[int]
+    sample: list[int]
+    n_vocab: int
+    seconds: list[float]
+    decode_tps: float
+
+
 def compare_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     """Scores each of `options["models"]` against `options["base"]` on the file `options["text"]`.
 
     Returns `{tokens, models: [{...}]}`; see `_Sums.result` for the fields. One model is open at a time; the base's
-    logits wait in an unnamed temporary file (chunk / 2 * n_vocab * 4 bytes a chunk).
+    logits wait in an unnamed file, or in `options["kept"]` for the next call with the same base and text.
     """
     text = Path(options["text"]).read_bytes()
+    notes = Path(options["kept"] + ".json")
+    with open(options["kept"], "a+b") if options["kept"] else tempfile.TemporaryFile() as kept:  # noqa: PTH123
+        if options["kept"] and notes.exists():
+            base = _Base(**json.loads(notes.read_bytes()))
+        else:
+            base = _read_base(text, options, kept, send)
+            if options["kept"]:
+                notes.write_text(json.dumps(asdict(base)), encoding="utf-8")
+        results = [_compared(base, number, text, options, kept, send) for number in range(len(options["models"]))]
+    return {"tokens": len(base.tokens), "models": results}
+
+
+def _read_base(text: bytes, options: Mapping[str, Any], kept: Any, send: Send) -> _Base:
     chunk: int = options["chunk"]
-    with tempfile.TemporaryFile() as kept:
-        with _open(options["base"], options) as base:
-            sample = base.tokens(_start(text))
-            tokens = _whole_chunks(base.tokens(text), options)
-            n_vocab, steps = base.model.n_vocab, (1 + len(options["models"])) * len(tokens)
-            base_seconds = []
-            for start in range(0, len(tokens), chunk):
-                send({"done": start, "of": steps})
-                base_seconds.append(_timed_read(base, tokens[start : start + chunk]))
-                base.logits(chunk - chunk // 2).tofile(kept)
-            base_speed = _decode_speed(base, tokens) if options["speed"] else 0.0
-        results = []
-        for number, path in enumerate(options["models"]):
-            with _open(path, options) as model:
-                if model.model.n_vocab != n_vocab or model.tokens(_start(text)) != sample:
-                    raise _different(path, options["base"])
-                sums = _Sums(base_seconds)
-                kept.seek(0)
-                for start in range(0, len(tokens), chunk):
-                    send({"done": (number + 1) * len(tokens) + start, "of": steps})
-                    part = tokens[start : start + chunk]
-                    sums.seconds.append(_timed_read(model, part))
-                    _score(np.fromfile(kept, np.float32, (chunk - chunk // 2) * n_vocab), model, part, sums)
-                speed = _decode_speed(model, tokens) if options["speed"] else 0.0
-            results.append({**sums.result(chunk), "decode_tps_base": base_speed, "decode_tps": speed})
-    return {"tokens": len(tokens), "models": results}
+    with _open(options["base"], options) as model:
+        tokens = _whole_chunks(model.tokens(text), options)
+        seconds = []
+        for start in range(0, len(tokens), chunk):
+            send({"done": start, "of": (1 + len(options["models"])) * len(tokens)})
+            seconds.append(_timed_read(model, tokens[start : start + chunk]))
+            model.logits(chunk - chunk // 2).tofile(kept)
+        speed = _decode_speed(model, tokens) if options["speed"] else 0.0
+        return _Base(tokens, model.tokens(_start(text)), model.model.n_vocab, seconds, speed)
+
+
+def _compared(
+    base: _Base, number: int, text: bytes, options: Mapping[str, Any], kept: Any, send: Send
+) -> dict[str, float]:
+    chunk, path = options["chunk"], options["models"][number]
+    sums = _Sums(base.seconds)
+    kept.seek(0)
+    with _open(path, options) as model:
+        if model.model.n_vocab != base.n_vocab or model.tokens(_start(text)) != base.sample:
+            raise _different(path, options["base"])
+        for start in range(0, len(base.tokens), chunk):
+            send(
+                {"done": (number + 1) * len(base.tokens) + start, "of": (1 + len(options["models"])) * len(base.tokens)}
+            )
+            part = base.tokens[start : start + chunk]
+            sums.seconds.append(_timed_read(model, part))
+            _score(np.fromfile(kept, np.float32, (chunk - chunk // 2) * base.n_vocab), model, part, sums)
+        speed = _decode_speed(model, base.tokens) if options["speed"] else 0.0
+    return {**sums.result(chunk), "decode_tps_base": base.decode_tps, "decode_tps": speed}
 
 
 def _open(path: str, options: Mapping[str, Any]) -> Scorer:

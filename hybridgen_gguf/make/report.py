@@ -89,6 +89,7 @@ def report(options: ReportOptions, progress: Progress | None = None) -> Report:
         "threads": options.threads or len(os.sched_getaffinity(0)),
         "gpu_layers": options.gpu_layers,
         "speed": options.speed,
+        "kept": "",
     }
 
     def tell(event: Mapping[str, Any]) -> None:

@@ -51,24 +51,42 @@ def measure(
     """Measures every tensor that `plan` quantizes. `job`: a quantize job's options; `compare`: a compare job's."""
     columns = {tensor.name: tensor.shape[0] for tensor in model.tensors}
     names = [tensor.name for tensor in plan.tensors if tensor.type not in ("F32", "F16", "BF16")]
-    kinds = {name: candidates_for(columns[name], bool(job["imatrix"])) for name in names}
-    kinds = {name: found for name, found in kinds.items() if found}
-    found = run_job(
+    found = {name: candidates_for(columns[name], bool(job["imatrix"])) for name in names}
+    kinds = {name: types for name, types in found.items() if types}
+    errors: dict[str, dict[str, float]] = run_job(
         "probe_errors",
         {"shards": job["shards"], "imatrix": job["imatrix"], "candidates": kinds, "threads": compare["threads"]},
         lambda event: progress("measuring types", event["done"], event["of"]),
-    )
-    errors: dict[str, dict[str, float]] = found["errors"]
-    groups = _groups(list(kinds))
-    divergence: dict[str, float] = {}
-    for done, (group, members) in enumerate(groups.items()):
-        progress("measuring sensitivity", done, len(groups))
-        divergence[group] = _divergence(members, kinds, job, compare)
+    )["errors"]
+    divergences = _divergences(_groups(list(kinds)), kinds, job, compare, progress)
     scales = {}
-    for group, members in groups.items():
+    for group, members in _groups(list(kinds)).items():
         total = sum(errors[name][_probe(kinds[name])] for name in members)
-        scales.update(dict.fromkeys(members, divergence[group] / total if total else 0.0))
-    return Measurement(errors, scales, divergence)
+        scales.update(dict.fromkeys(members, divergences[group] / total if total else 0.0))
+    return Measurement(errors, scales, divergences)
+
+
+def _divergences(
+    groups: Mapping[str, Sequence[str]],
+    kinds: Mapping[str, Sequence[str]],
+    job: Mapping[str, Any],
+    compare: Mapping[str, Any],
+    progress: Progress,
+) -> dict[str, float]:
+    """Mean divergence in nats a token of the model with one group alone quantized, the rest in F16."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix=".hgguf-", dir=compare["folder"]) as folder:
+        path = Path(folder) / "probe.gguf"
+        check_room(path, compare["bytes_probe"])
+        for done, (group, members) in enumerate(groups.items()):
+            progress("measuring sensitivity", done, len(groups))
+            types = [[f"^{re.escape(name)}$", _probe(kinds[name])] for name in members]
+            probe = {**job, "tensor_types": [*types, [".*", "F16"]], "metadata": {}, "scratch": str(path)}
+            probe.update(keep_split=False, file_type=7, output_tensor_type=None, token_embedding_type=None, pure=True)
+            run_job("quantize", probe)
+            scored = {**compare, "models": [str(path)], "speed": False, "kept": str(Path(folder) / "base")}
+            found[group] = float(run_job("compare", scored)["models"][0]["kld_mean"])
+    return found
 
 
 def choose(measured: Measurement, plan: Forecast, model: ModelFile, budget: int) -> dict[str, str]:
@@ -106,24 +124,3 @@ def _groups(names: Sequence[str]) -> dict[str, list[str]]:
 def _probe(kinds: Sequence[str]) -> str:
     """A type coarse enough to be felt."""
     return next((kind for kind in _PROBES if kind in kinds), kinds[0])
-
-
-def _divergence(
-    members: Sequence[str], kinds: Mapping[str, Sequence[str]], job: Mapping[str, Any], compare: Mapping[str, Any]
-) -> float:
-    """Mean divergence in nats a token of the model with `members` alone quantized, the rest in F16."""
-    with tempfile.TemporaryDirectory(dir=compare["folder"]) as folder:
-        path = Path(folder) / "probe.gguf"
-        check_room(path, compare["bytes_probe"])
-        types = [[f"^{re.escape(name)}$", _probe(kinds[name])] for name in members]
-        probe = {
-            **job,
-            "tensor_types": [*types, [".*", "F16"]],
-            "metadata": {},
-            "scratch": str(path),
-            "keep_split": False,
-        }
-        probe.update(file_type=7, output_tensor_type=None, token_embedding_type=None, pure=True, only_copy=False)
-        run_job("quantize", probe, None, [path])
-        found = run_job("compare", {**compare, "models": [str(path)], "speed": False})
-    return float(found["models"][0]["kld_mean"])
