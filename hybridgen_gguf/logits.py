@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from . import portable
 from .errors import SampleError
 from .noise import BLOCK
 
@@ -57,6 +58,19 @@ def _lower_bound(logits: Logits, k: int) -> float:
     few_blocks = k * BLOCK >= len(logits)
     tops = logits if few_blocks else np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK))
     return float(np.partition(tops, len(tops) - k)[len(tops) - k])
+
+
+def exp_total(logits: Logits, largest: float) -> float:
+    """Sum of exp(logits - largest), `largest` being the largest logit: 64 running sums, then those in order.
+
+    A fixed order of additions, the engine's own, makes the same bits everywhere.
+    """
+    rows = np.full((-(-len(logits) // BLOCK), BLOCK), -np.inf)
+    rows.ravel()[: len(logits)] = logits
+    lanes = np.zeros(BLOCK)
+    for row in portable.exp(rows - largest):
+        lanes += row
+    return float(np.cumsum(lanes)[-1])
 
 
 def log_sum_exp(values: Logits) -> float:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from . import noise
+from . import noise, portable
 from . import sample_steps as steps
 from .errors import SampleError, UsageError
-from .logits import Logits, Top, check_numbers, log_sum_exp, top_of
+from .logits import Logits, Top, check_numbers, exp_total, log_sum_exp, top_of
 from .noise import Best, NoiseKey
 from .sample_device import DeviceCandidates, device_candidates
 from .sample_dry import dry_penalties
@@ -42,6 +42,8 @@ __all__ = [
     "device_candidates",
     "parse_samplers",
 ]
+
+_FEW = 1024  # candidates looked at before the whole vocabulary is sorted
 
 
 class Sampler:
@@ -173,6 +175,8 @@ class Sampler:
     def _as_usual(self) -> tuple[int, float, float, float] | None:
         """What `NativeSampler.chain` takes, where it covers these options: k, p, log of min-p, temperature."""
         o, chain = self._options, self._chain
+        if self._is_greedy(chain) and not o.draws:
+            return 1, 1.0, -math.inf, 1.0
         if o.draws or o.dynatemp_range or o.temperature <= 0 or chain[:1] != ("top_k",):
             return None
         if chain != tuple(name for name in ("top_k", "top_p", "min_p", "temperature") if name in chain):
@@ -194,8 +198,28 @@ class Sampler:
         if chain[:1] == ("top_k",) and k < self._n_vocab:
             top = self._top(logits, k, position)
             return Candidates(top.ids, top.logits.astype(np.float64), True), chain[1:]
+        if chain[:1] in (("top_p",), ("min_p",)) and self._n_vocab > _FEW:
+            head = self._head(logits, chain[0], position)
+            if head is not None:
+                return head, chain[1:]
         check_numbers(float(logits.max()), position)
         return Candidates(np.arange(self._n_vocab), logits.astype(np.float64), False), chain
+
+    def _head(self, logits: Logits, step: str, position: int) -> Candidates | None:
+        """What top-p or min-p leaves of the vocabulary, if among its `_FEW` largest: spares sorting the rest."""
+        top = self._top(logits, _FEW, position)
+        head = Candidates(top.ids, top.logits.astype(np.float64), True)
+        largest = float(head.logits[0])
+        if step == "min_p":
+            kept = steps.min_p(head, self._options.min_p)
+        else:
+            native = self._native
+            total = native.exp_total(logits, largest) if native is not None else exp_total(logits, largest)
+            reached = np.cumsum(portable.exp(head.logits - largest) / total)
+            kept = head.take(slice(0, int(np.searchsorted(reached, self._options.top_p)) + 1), ordered=True)
+            if reached[-1] < self._options.top_p:
+                return None
+        return kept if len(kept.ids) < _FEW else None
 
     def _run(self, chain: Iterable[str], c: Candidates, key: NoiseKey) -> Candidates:
         o = self._options

@@ -67,3 +67,7 @@ class NativeSampler(Protocol):
     def best_of(self, seed: int, stream: int, position: int, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
         """`noise.best_of`: ids and keys."""
         ...
+
+    def exp_total(self, logits: Logits, largest: float) -> float:
+        """`logits.exp_total`."""
+        ...

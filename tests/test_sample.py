@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hybridgen_gguf import sample_steps as steps
 from hybridgen_gguf.errors import SampleError, UsageError
+from hybridgen_gguf.noise import NoiseKey
 from hybridgen_gguf.sample import (
     DEFAULT_CHAIN,
     DeviceCandidates,
@@ -18,6 +20,7 @@ from hybridgen_gguf.sample import (
     device_candidates,
     parse_samplers,
 )
+from hybridgen_gguf.sample_steps import Candidates
 
 OPEN = SampleOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -169,6 +172,20 @@ def test_results_depend_on_seed_stream_and_position_alone() -> None:
 def test_twenty_seeds_give_twenty_texts() -> None:
     logits = logits_of(3, 5000, 1.0)
     assert len({tuple(tokens(OPEN, logits, seed, 8)) for seed in range(20)}) == 20
+
+
+@pytest.mark.parametrize("step", ["top_p", "min_p"])
+def test_looking_at_few_keeps_what_looking_at_all_keeps(step: str) -> None:
+    for seed, value in ((0, 0.1), (1, 0.5), (2, 0.9), (3, 0.999)):
+        value = value if step == "top_p" else 1 - value
+        options = SampleOptions(samplers=(step,), **{step: value})  # type: ignore[arg-type]
+        logits = logits_of(seed, 4000)
+        sampler = Sampler(options, n_vocab=4000, seed=0)
+        few, rest = sampler._first(logits, (step,), 0)
+        everything = Candidates(np.arange(4000), logits.astype(np.float64), False)
+        whole = steps.top_p(everything, value) if step == "top_p" else steps.min_p(everything, value)
+        assert rest == () or len(whole.ids) >= 1024
+        assert sorted(sampler._run(rest, few, NoiseKey(0, 0, 0)).ids.tolist()) == sorted(whole.ids.tolist())
 
 
 def test_logprobs_are_the_model_s_own() -> None:

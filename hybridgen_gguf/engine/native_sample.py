@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from ctypes import POINTER, Structure, byref, c_double, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # int32_t hg_sample_chain(const struct hg_sample_key * key, const float * logits, int32_t n, int32_t top_k,
     #                         double top_p, double log_min_p, double temperature);
     "hg_sample_chain": (c_int32, (POINTER(_Key), c_void_p, c_int32, c_int32, c_double, c_double, c_double)),
+    # double hg_sample_exp_total(const float * logits, int32_t n, float largest);
+    "hg_sample_exp_total": (c_double, (c_void_p, c_int32, c_float)),
     # void hg_sample_noise(const struct hg_sample_key * key, const int64_t * tokens, int32_t n, double * noise);
     "hg_sample_noise": (None, (POINTER(_Key), c_void_p, c_int32, c_void_p)),
 }
@@ -65,6 +67,7 @@ class NativeSample:
         self._best_of_all = _declared(llama, "hg_sample_best_of_all")
         self._best_of = _declared(llama, "hg_sample_best_of")
         self._chain = _declared(llama, "hg_sample_chain")
+        self._exp_total = _declared(llama, "hg_sample_exp_total")
         self._noise = _declared(llama, "hg_sample_noise")
 
     def top(
@@ -131,6 +134,10 @@ class NativeSample:
             return None
         _check(token)
         return int(token)
+
+    def exp_total(self, logits: NDArray[np.float32], largest: float) -> float:
+        """Sum of exp(logits - largest), `largest` being the largest logit."""
+        return float(self._exp_total(_floats(logits), len(logits), largest))
 
     def noise(self, seed: int, stream: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The noise of the tokens `ids`."""

@@ -18,7 +18,7 @@ from hybridgen_gguf import noise
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.engine.native_sample import NativeSample, native_sampler
 from hybridgen_gguf.errors import SampleError, UsageError
-from hybridgen_gguf.logits import top_of
+from hybridgen_gguf.logits import exp_total, top_of
 from hybridgen_gguf.noise import NoiseKey
 from hybridgen_gguf.sample import SampleOptions, Sampler
 
@@ -84,6 +84,15 @@ def test_the_largest_are_numpy_s(native: NativeSample, n: int) -> None:
         assert rest_lse == reference.rest_lse or abs(rest_lse - reference.rest_lse) < 1e-6
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_the_total_is_numpy_s_bit_for_bit(native: NativeSample, n: int) -> None:
+    for spread in (0.0, 3.0, 300.0):
+        logits = logits_of(n, n, spread)
+        logits[np.random.default_rng(n).integers(0, n, n // 5)] = -np.inf
+        if logits.max() > -np.inf:
+            assert native.exp_total(logits, float(logits.max())) == exp_total(logits, float(logits.max()))
+
+
 @pytest.mark.parametrize("n", [1, 64, 100, 32_000])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_bad_logits_are_the_same_error(native: NativeSample, n: int, bad: float) -> None:
@@ -106,6 +115,8 @@ def test_bad_logits_are_the_same_error(native: NativeSample, n: int, bad: float)
         {"temperature": 0.0},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"top_k": 0},
+        {"top_k": 0, "top_p": 0.999, "min_p": 0.0},
+        {"top_k": 0, "top_p": 1.0, "temperature": 2.0},
         {"repeat_penalty": 1.2, "dry_multiplier": 0.5, "logit_bias": ((9, 2.0),)},
         {"draws": 5, "logprobs": 5},
         {"xtc_probability": 0.5, "typical_p": 0.9, "dynatemp_range": 0.3, "top_n_sigma": 2.0},
