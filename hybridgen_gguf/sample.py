@@ -101,7 +101,7 @@ class Sampler:
                 return self._result(token, (), logits, position)
         if self._is_greedy(chain):
             best = self._top(edited, 1, position).ids
-            draws: tuple[Scored, ...] = (Scored(int(best[0]), 0.0),)
+            draws: tuple[Scored, ...] = self._only(best)
         elif (
             all(name == "temperature" for name in chain)
             and not self._options.dynatemp_range
@@ -141,7 +141,7 @@ class Sampler:
             return None
         if self._is_greedy(self._chain):
             best: Ids = kept.ids
-            draws: tuple[Scored, ...] = (Scored(int(kept.ids[0]), 0.0),)
+            draws: tuple[Scored, ...] = self._only(kept.ids)
         else:
             best, draws = self._finish(key, self._run(self._chain[1:], kept, key), position)
         return self._result_of(int(best[0]), draws, ids, raw, candidates.lse)
@@ -187,6 +187,10 @@ class Sampler:
             math.log(o.min_p) if "min_p" in chain else -math.inf,
             o.temperature if "temperature" in chain else 1.0,
         )
+
+    def _only(self, best: Ids) -> tuple[Scored, ...]:
+        """The draws of a distribution that is one token."""
+        return (Scored(int(best[0]), 0.0),) if self._options.draws else ()
 
     def _is_open(self, chain: tuple[str, ...]) -> bool:
         """Whether the whole vocabulary stays in play under one fixed temperature."""
