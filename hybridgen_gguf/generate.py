@@ -16,7 +16,7 @@ from typing import Any, Self
 from .chat_template import Renderer, choose_template
 from .decode import Decoder, Progress
 from .errors import UsageError
-from .load import OpenModel
+from .loader import OpenModel
 from .plan import Plan
 from .prompt import Message, Prompt, encode_chat, encode_raw
 from .sample import Draw, NativeSampler, SampleOptions, Sampler, Scored, check_seed

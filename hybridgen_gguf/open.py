@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import UsageError
 from .generate import LanguageModel
-from .load import Prepared, open_model, prepare
+from .loader import Prepared, open_model, prepare
 from .plan import Limits
 
 

@@ -22,7 +22,7 @@ from .plan import DEFAULT_CONTEXT, Plan
 
 if TYPE_CHECKING:
     from .generate import GenerateOptions, LanguageModel, Reply
-    from .load import Prepared
+    from .loader import Prepared
     from .prompt import Prompt
 
 _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
@@ -59,7 +59,7 @@ def _rpc(place: PlaceFlags) -> tuple[str, ...]:
 
 
 def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0) -> Prepared:
-    from .load import prepare
+    from .loader import prepare
 
     prepared = prepare(path, limits_of(place, tokens_needed), rpc=_rpc(place))
     for text in prepared.plan.warnings:
@@ -90,7 +90,7 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
     bound = len(text.encode("utf-8")) + room
     if fixed or bound <= DEFAULT_CONTEXT:
         return bound
-    from .load import open_vocabulary
+    from .loader import open_vocabulary
     from .shape import read_shape
 
     with open_vocabulary(read_shape(path)) as vocabulary:

@@ -13,7 +13,7 @@ import pytest
 
 from hybridgen_gguf.engine.handles import start
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.load import Vocabulary, open_vocabulary
+from hybridgen_gguf.loader import Vocabulary, open_vocabulary
 from hybridgen_gguf.make.download import pull
 from hybridgen_gguf.make.registry import resolve
 from hybridgen_gguf.shape import read_shape

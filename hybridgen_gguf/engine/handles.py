@@ -231,6 +231,7 @@ class Context:
         parameters.type_k, parameters.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
         parameters.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         parameters.offload_kqv = settings.offload_kqv
+        parameters.swa_full = False  # windowed layers keep their window alone, as llama.cpp's own programs do
         parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
         log.lines.clear()
         self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
@@ -238,6 +239,7 @@ class Context:
             raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {log.last_error()}")
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
         self._memory = self.api.llama_get_memory(self.handle)
+        self._window = int(self.api.llama_model_n_swa(model.handle))
         self._tokens = (ctypes.c_int32 * max(settings.n_batch, 1))()
         self._batch = self.api.llama_batch_get_one(self._tokens, 0)
         self._abort: object = None
@@ -279,7 +281,11 @@ class Context:
         self.api.llama_memory_clear(self._memory, False)
 
     def keep_prefix(self, length: int) -> bool:
-        """Forgets all tokens after the first `length`. False when this kind of model cannot (recurrent state)."""
+        """Forgets all tokens after the first `length`. False when that cannot be done: recurrent state, or a sliding
+        window whose cells before `length` are gone already."""
+        first_needed = max(0, length - self._window)
+        if self._window and self.api.llama_memory_seq_pos_min(self._memory, 0) > first_needed:
+            return False
         return bool(self.api.llama_memory_seq_rm(self._memory, 0, length, -1))
 
     def memory_use(self) -> tuple[BufferBytes, ...]:

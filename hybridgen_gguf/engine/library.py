@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import socket
 import sys
 import warnings
 from dataclasses import dataclass
@@ -111,10 +112,23 @@ class Library:
             abi.declare_rpc(library)
         else:
             library = self.ggml
+        _check_answers(endpoint)
         registry = library.ggml_backend_rpc_add_server(endpoint.encode())
         if not registry:
             raise EngineError(f"the RPC server {endpoint} does not answer", "check that it runs and the port is right")
         self.ggml.ggml_backend_register(registry)
+
+
+def _check_answers(endpoint: str) -> None:
+    """The engine aborts the process when nobody listens, so look first. Raises UsageError, EngineError."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--rpc {endpoint} is not HOST:PORT", "for example --rpc 192.168.1.5:50052")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EngineError(f"the RPC server {endpoint} does not answer: {why}", "check that it runs there") from None
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -18,7 +18,7 @@ from hybridgen_gguf.engine.child import Child, check_loads
 from hybridgen_gguf.engine.library import COMMIT, GGML_VERSION, Library
 from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings
 from hybridgen_gguf.errors import EngineError, EngineMismatch, UsageError
-from hybridgen_gguf.load import by_device, open_model, prepare
+from hybridgen_gguf.loader import by_device, open_model, prepare
 from hybridgen_gguf.plan import Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -104,7 +104,7 @@ def _within_one_percent(planned: tuple, real: tuple) -> None:  # type: ignore[ty
 _ON_RPC = """
 import json, sys
 from pathlib import Path
-from hybridgen_gguf.load import prepare, open_model
+from hybridgen_gguf.loader import prepare, open_model
 from hybridgen_gguf.plan import Limits
 layers = None if sys.argv[3] == "auto" else int(sys.argv[3])
 vram = None if sys.argv[4] == "-" else int(sys.argv[4])
@@ -117,7 +117,7 @@ print(json.dumps([prepared.plan.n_gpu_layers, *totals]))
 """
 
 
-@pytest.mark.parametrize(("layers", "vram"), [("15", "-"), ("auto", "-"), ("auto", str(120 << 20))])
+@pytest.mark.parametrize(("layers", "vram"), [("15", "-"), ("auto", "-"), ("auto", str(60 << 20))])
 def test_bytes_on_a_second_device_are_what_loading_allocates(
     smollm2: Path, rpc_device: str, layers: str, vram: str
 ) -> None:
