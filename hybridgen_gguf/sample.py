@@ -242,10 +242,11 @@ class Sampler:
                 else steps.temperature(c, o.temperature)
             ),
         }
-        for name in chain:
-            if float(c.logits.max()) == -math.inf:
-                break
-            c = actions[name](c)
+        with np.errstate(over="ignore"):  # after a tiny temperature, what is not the best is -inf, which is its meaning
+            for name in chain:
+                if float(c.logits.max()) == -math.inf:
+                    break
+                c = actions[name](c)
         return c
 
     def _finish(self, key: NoiseKey, c: Candidates, position: int) -> tuple[Ids, tuple[Scored, ...]]:

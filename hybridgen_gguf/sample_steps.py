@@ -90,7 +90,8 @@ def xtc(c: Candidates, threshold: float) -> Candidates:
     if len(c.ids) < 2:
         return c
     c = c.in_order()
-    likely = int(np.count_nonzero(c.probabilities() >= threshold))
+    probabilities = c.probabilities()
+    likely = int(np.count_nonzero((probabilities >= threshold) & (probabilities > 0)))  # the banned are never likely
     return c.take(slice(max(0, likely - 1), None), ordered=True)
 
 

@@ -45,10 +45,17 @@ def generate(context: Context, options: SampleOptions, count: int, device: Devic
     return draws
 
 
-@pytest.fixture(scope="module", params=["cpu", "rpc"])
+@pytest.fixture(scope="module", params=["cpu", "rpc", "gpu"])
 def model(request: pytest.FixtureRequest, engine: Library, tiny: Path) -> Iterator[Model]:
-    """A tiny model whose output layer is on the CPU, and one that lies on a remote device entirely."""
+    """A tiny model on the CPU, on a remote device, and on a GPU: output layer and all."""
     settings = ModelSettings()
+    if request.param == "gpu":
+        names = [
+            device.name for device in engine.devices() if device.kind == "gpu" and not device.name.startswith("RPC")
+        ]
+        if not names:
+            pytest.skip("this machine has no GPU that the engine can use")
+        settings = ModelSettings(n_gpu_layers=99, devices=(names[0],))
     if request.param == "rpc":
         endpoint = request.getfixturevalue("rpc_device")
         if not any(device.name == "RPC0" for device in engine.devices()):
@@ -73,11 +80,11 @@ def test_candidates_choose_what_all_logits_choose(engine: Library, model: Model,
     wanted = device_candidates(options, model.n_vocab)
     assert wanted is not None
     with opened(model) as context:
-        plain = generate(context, options, 24)
+        plain = generate(context, options, 16)
     with opened(model) as context:
         common = {"n_vocab": model.n_vocab, "count": wanted, "probabilities": bool(options.logprobs)}
         with DeviceSample(engine.llama, context.handle, **common) as device:  # type: ignore[arg-type]
-            few = generate(context, options, 24, device)
+            few = generate(context, options, 16, device)
             assert len(device.read()[0]) == wanted  # nothing else crossed
     assert [d.token for d in few] == [d.token for d in plain]
     assert [d.draws for d in few] == [d.draws for d in plain]
@@ -89,12 +96,12 @@ def test_candidates_choose_what_all_logits_choose(engine: Library, model: Model,
 def test_the_full_softmax_is_drawn_exactly_through_few_candidates(engine: Library, model: Model) -> None:
     options = SampleOptions(top_k=0, top_p=1.0, min_p=0.0, temperature=1.0)
     with opened(model) as context:
-        plain = generate(context, options, 40)
+        plain = generate(context, options, 24)
     with (
         opened(model) as context,
         DeviceSample(engine.llama, context.handle, n_vocab=model.n_vocab, count=60) as device,
     ):
-        few = generate(context, options, 40, device)
+        few = generate(context, options, 24, device)
     assert [d.token for d in few] == [d.token for d in plain]
 
 
@@ -119,14 +126,14 @@ def test_threads_batch_shapes_and_a_reused_cache_change_no_token(engine: Library
     options = SampleOptions(top_k=0, top_p=1.0, min_p=0.0, temperature=1.5)
     with Model(tiny, ModelSettings()) as model:
         with opened(model) as context:
-            reference = [d.token for d in generate(context, options, 24)]
+            reference = [d.token for d in generate(context, options, 16)]
             assert context.keep_prefix(4)
             context.decode(PROMPT[4:-1])  # the same prompt in two pieces, the first from the cache
             sampler = Sampler(options, n_vocab=model.n_vocab, seed=11)
             context.decode(PROMPT[-1:])
             assert sampler.draw(context.logits(), len(PROMPT)).token == reference[0]
         with opened(model, threads=2) as context:
-            assert [d.token for d in generate(context, options, 24)] == reference
+            assert [d.token for d in generate(context, options, 16)] == reference
         with opened(model) as context:
             for token in PROMPT[:-1]:
                 context.decode([token])
