@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.engine.handles import start
+# Threads that spin while they wait make every other process slow; no test measures time. Read when OpenMP loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from hybridgen_gguf.engine.handles import start  # noqa: E402  # after the wait policy is set
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.loader import Vocabulary, open_vocabulary
 from hybridgen_gguf.make.download import pull
