@@ -18,6 +18,7 @@ from .shape import ModelShape
 
 OFFLOAD_TOKENS = 32  # from this many on, a GPU computes with weights it copies from the host (ggml-cuda: op_offload)
 _NODES_MIXER, _NODES_FFN = 14, 6  # operations of a layer: norms, rope, cache writes, additions, and the products
+_CELL_STEP = 256
 _FIXED = 150e-6  # seconds of one call of the decoder beside its graph: inputs, outputs, bookkeeping
 
 
@@ -161,6 +162,8 @@ class CostModel:
         if layer.kv is None:
             return 0.0
         seen = min(cells, layer.kv.window) if layer.kv.window else cells
+        if not reading:  # the engine looks at whole steps of cells (llama_kv_cache: n_pad)
+            seen = -(-(seen + 1) // _CELL_STEP) * _CELL_STEP
         return self.rates.attention(place, layer.kv, self.use, seen + 1, threads, reading=reading)
 
     @property

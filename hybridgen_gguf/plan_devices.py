@@ -141,15 +141,16 @@ def _problem(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Problem:
 
 def _with(given: Given, plan: Plan, problem: Problem, placed: Placement) -> Plan:
     """The engine's settings for a placement."""
-    several = len(problem.budgets) > 1
+    counts = {device: count for device, count in zip(problem.budgets, placed.counts, strict=True) if count}
+    several = len(problem.budgets) > 1 and placed.layers > 0
     return replace(
         plan,
         n_gpu_layers=placed.layers,
         kv_offload=placed.kv_offload,
         overrides=_overrides(given.work, placed.heavy_on_host),
         # With several devices their order decides who gets which layers: it is fixed to the order planned for.
-        devices=tuple(problem.budgets) if several else plan.devices,
-        tensor_split=tuple(float(count) for count in placed.counts) if several and placed.layers else (),
+        devices=tuple(counts) if several else plan.devices,
+        tensor_split=tuple(float(count) for count in counts.values()) if len(counts) > 1 else (),
     )
 
 
