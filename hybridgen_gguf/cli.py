@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
 
-from . import show
-from .errors import HgError, UsageError
+from . import cli_bench, show
+from .cli_bench import merge_words
+from .errors import Failed, HgError, UsageError
 from .options import (
     ExplainFlag,
     JsonFlag,
@@ -60,8 +61,18 @@ def _common(
     if debug:
         os.environ["HGGUF_DEBUG"] = "1"
     commands = getattr(context.command, "commands", {})
-    known = {name: {parameter.name for parameter in command.params} for name, command in commands.items()}
-    context.default_map = read_config(known)
+    context.default_map = read_config({name: _config_keys(command) for name, command in commands.items()})
+
+
+def _config_keys(command: Any) -> dict[str, str]:
+    """Key in the configuration file → parameter: a flag's long names, with `_` for `-`."""
+    return {
+        name.lstrip("-").replace("-", "_"): parameter.name
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for name in parameter.opts
+        if name.startswith("--") and name != "--help"
+    }
 
 
 @app.command()
@@ -172,6 +183,9 @@ def bench(
     )
 
 
+cli_bench.register(app)
+
+
 def _one_model(argument: str | None, flag: str | None) -> str:
     chosen = flag if argument is None else argument
     if not chosen:
@@ -185,15 +199,21 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
 
+def _invoke(arguments: list[str]) -> Any:
+    # Not by calling the command: that would turn a closed pipe into exit code 1 before it gets here.
+    command = typer.main.get_command(app)
+    with command.make_context("hgguf", list(arguments or ["--help"])) as context:
+        return command.invoke(context)
+
+
 def _run(arguments: list[str]) -> int:
     try:
-        code = typer.main.get_command(app)(arguments, prog_name="hgguf", standalone_mode=False)
+        code = _invoke(arguments)
         sys.stdout.flush()
+    except typer.Exit as done:  # --help, --version
+        return done.exit_code if arguments else UsageError.exit_code
     except ClickException as problem:
-        context = getattr(problem, "ctx", None)
-        command = context.command_path if context else "hgguf"
-        text = problem.format_message().strip().removesuffix(".")
-        show.error(UsageError(text[:1].lower() + text[1:] if text else "no verb was given", f"see `{command} --help`"))
+        show.error(_usage_error(problem, arguments))
         return UsageError.exit_code
     except HgError as problem:
         if os.environ.get("HGGUF_DEBUG"):
@@ -204,6 +224,8 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `| head -1`: nobody reads any more, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except SystemExit:  # what rich makes of a closed pipe, when it prints the help
         return 0
     except OSError as problem:
         return _system_error(problem)
@@ -217,6 +239,38 @@ def _run(arguments: list[str]) -> int:
     return int(code or 0)
 
 
+def _usage_error(problem: ClickException, arguments: list[str]) -> UsageError:
+    """What the parser of flags found, in our words."""
+    context = getattr(problem, "ctx", None)
+    verb = next((word for word in arguments if word in known_verbs()), None)
+    command = context.command_path if context else f"hgguf {verb}" if verb else "hgguf"
+    text = problem.format_message().strip().removesuffix(".").replace("'. Did you", "'; did you")
+    for phrase, needed in _NEEDED.items():
+        if phrase in text:
+            text = f"{_where(getattr(problem, 'param', None), context, arguments)}: {needed} is needed"
+    return UsageError(text[:1].lower() + text[1:], f"see `{command} --help`")
+
+
+_NEEDED = {
+    "be a valid integer": "a whole number",
+    "be a valid number": "a number",
+    "be a valid boolean": "yes or no",
+    "must be an iterable": "a list",
+}
+
+
+def _where(parameter: Any, context: Any, arguments: list[str]) -> str:
+    """The flag, environment variable or key of the configuration file that a value came from."""
+    names = getattr(parameter, "opts", [])
+    given = [word for word in arguments for name in names if word.startswith(name)]
+    variables = [name for name in getattr(parameter, "envvar", None) or () if os.environ.get(name)]
+    if variables and not given:
+        return f"environment variable {variables[0]}={os.environ[variables[0]]}"
+    if not given and context and parameter.name in (context.default_map or {}):
+        return f"{names[-1].lstrip('-').replace('-', '_')} in the configuration file"
+    return "/".join(names)
+
+
 def _system_error(problem: OSError) -> int:
     """Full disk under stdout and the like: named, not traced."""
     if os.environ.get("HGGUF_DEBUG"):
@@ -224,8 +278,8 @@ def _system_error(problem: OSError) -> int:
     where = f": {problem.filename}" if problem.filename else ""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  # what stdout still holds would fail again at exit
         os.dup2(nowhere.fileno(), 1)
-    show.error(HgError(f"{problem.strerror or problem}{where}", "see `hgguf --debug` for where it happened"))
-    return 1
+    show.error(Failed(f"reading or writing failed: {problem.strerror or problem}{where}", "`hgguf --debug` says where"))
+    return Failed.exit_code
 
 
 def known_verbs() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .engine.native_sample import native_sampler
 from .errors import UsageError
 from .generate import LanguageModel
 from .loader import Prepared, open_model, prepare
@@ -32,7 +33,8 @@ def find_model(text: str, progress: Callable[[int, int], None] | None = None) ->
 
 def open_prepared(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> LanguageModel:
     """Opens a plan, with the engine's own sampler passes where it has them."""
-    return LanguageModel(open_model(prepared, progress))
+    opened = open_model(prepared, progress)
+    return LanguageModel(opened, native_sampler(opened.model.library.llama))
 
 
 def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any]) -> LanguageModel:
