@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _invoke(arguments: list[str]) -> Any:
     # Not by calling the command: that would turn a closed pipe into exit code 1 before it gets here.
     command = typer.main.get_command(app)
-    with command.make_context("hgguf", list(arguments or ["--help"])) as context:
+    with command.make_context("hgguf", merge_words(arguments or ["--help"])) as context:
         return command.invoke(context)
 
 

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def merge_words(arguments: list[str]) -> list[str]:
     """`bench attention ...` as the one word that typer knows the command by."""
-    return [NAME, *arguments[2:]] if arguments[:2] == NAME.split() else arguments
+    return [NAME, *arguments[2:]] if arguments[:2] == NAME.split() else list(arguments)
 
 
 def bench_attention(
