@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Failed, UsageError
+from ..errors import EngineError, Failed, UsageError
 from ..ggml_types import row_bytes
 from ..printable import printable
 from ..split import open_model_file
@@ -244,9 +244,11 @@ def _closed(modules: str) -> dict[str, str]:
 def _check_result(options: ConvertOptions, scratch: Path, expected: list[list[int]] | None) -> TokenCheck:
     """Opens the file with the engine; compares the tokenizers. A difference in common text is an error."""
     texts = [*COMMON_TEXTS, *RARE_TEXTS]
-    found = run_job("tokenize", {"model": str(scratch), "texts": texts, "with_context": True}, None, [scratch])[
-        "tokens"
-    ]
+    try:
+        job = {"model": str(scratch), "texts": texts, "with_context": True}
+        found = run_job("tokenize", job, None, [scratch])["tokens"]
+    except EngineError as error:
+        raise Failed(f"the engine cannot open what {shown(options.folder)} converts to: {error.what}") from None
     if expected is None:
         return TokenCheck(0, True, "")
     compared = sum(map(len, expected))

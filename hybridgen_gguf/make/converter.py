@@ -177,6 +177,6 @@ def _explained(folder: Path, error: Exception) -> Failed:
     shown = printable(str(folder))
     if isinstance(error, NotImplementedError):
         return Failed(f"{shown} cannot be converted: {text}", "the pinned engine does not support this kind of model")
-    if "trust_remote_code" in text:
+    if "trust_remote_code" in str(error) or "custom code" in str(error):
         return Failed(f"{shown} needs code of its own, which is not run", "for a folder you trust: --trust-remote-code")
     return Failed(f"the converter failed on {shown}: {type(error).__name__}: {text}")
