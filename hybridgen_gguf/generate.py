@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .chat_template import Renderer, choose_template
 from .decode import Decoder, Progress
@@ -19,8 +19,21 @@ from .errors import UsageError
 from .loader import OpenModel
 from .plan import Plan
 from .prompt import Message, Prompt, encode_chat, encode_raw
-from .sample import Draw, NativeSampler, SampleOptions, Sampler, Scored, check_seed
+from .sample import (
+    DeviceCandidates,
+    Draw,
+    NativeSampler,
+    SampleOptions,
+    Sampler,
+    Scored,
+    check_seed,
+    device_candidates,
+)
+from .sample_dry import DEFAULT_BREAKERS, breaker_sequences
 from .text import FinishReason, TextStream
+
+if TYPE_CHECKING:
+    from .engine.device_sample import DeviceSample
 
 _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
 
@@ -118,6 +131,7 @@ class LanguageModel:
         self.opened = opened
         self._native = native
         self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
+        self._device: tuple[tuple[int, bool], DeviceSample] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -172,7 +186,9 @@ class LanguageModel:
         seed = secrets.randbits(32) if options.seed is None else check_seed(options.seed)
         state = _Progress(time.perf_counter())
         decoder, model = self._decoder, self.opened.model
-        sampler = Sampler(options.sample, n_vocab=model.n_vocab, seed=seed, stream=options.stream, native=self._native)
+        sample = self._with_breakers(options.sample)
+        sampler = Sampler(sample, n_vocab=model.n_vocab, seed=seed, stream=options.stream, native=self._native)
+        device = self._device_sample(sample)
         text = TextStream(model.token_bytes, options.stop)
         state.reused = decoder.reuse(prompt.tokens)
         if not decoder.read(prompt.tokens[state.reused :], cancelled, progress):
@@ -184,7 +200,7 @@ class LanguageModel:
         limit = options.max_tokens if options.max_tokens is not None else decoder.context.n_ctx
         reason: FinishReason = "length"
         while len(state.tokens) < limit:
-            draw = sampler.draw(decoder.logits(), decoder.position)
+            draw = self._draw(sampler, device)
             if model.is_end(draw.token) and not options.ignore_end:
                 reason = "stop"
                 break
@@ -198,6 +214,38 @@ class LanguageModel:
             if cancelled() or (len(state.tokens) < limit and not decoder.step(draw.token, cancelled)):
                 break
         yield self._end("", "cancelled" if cancelled() else reason, text, prompt, seed, state)
+
+    def _draw(self, sampler: Sampler, device: DeviceSample | None) -> Draw:
+        position = self._decoder.position
+        if device is None:
+            return sampler.draw(self._decoder.logits(), position)
+        drawn = sampler.draw_candidates(DeviceCandidates(*device.read()), position)
+        return drawn or sampler.draw(device.fetch(), position)  # the candidates do not settle it: all logits do
+
+    def _device_sample(self, options: SampleOptions) -> DeviceSample | None:
+        """The sampler on the device that holds the output layer, if candidates are enough for these options."""
+        count = device_candidates(options, self.opened.model.n_vocab)
+        key = (count or 0, options.logprobs > 0)
+        if self._device is not None and self._device[0] == key:
+            return self._device[1]
+        self._close_device()
+        device = self.opened.device_sample(*key) if count else None
+        self._device = (key, device) if device is not None else None
+        return device
+
+    def _close_device(self) -> None:
+        if self._device is not None:
+            self._device[1].close()
+            self._device = None
+
+    def _with_breakers(self, options: SampleOptions) -> SampleOptions:
+        """DRY's sequence breakers need the vocabulary; they are looked up only when DRY is on."""
+        if "dry" not in options.active_steps() or options.dry_sequence_breakers:
+            return options
+        model = self.opened.model
+        pieces = [model.token_bytes(token, special=True) for token in range(model.n_vocab)]
+        found = breaker_sequences(DEFAULT_BREAKERS, pieces, lambda text: model.tokenize(text, False, False))
+        return replace(options, dry_sequence_breakers=found)
 
     def _take(self, draw: Draw, sampler: Sampler, options: GenerateOptions, state: _Progress) -> None:
         sampler.accept(draw.token)
@@ -240,6 +288,7 @@ class LanguageModel:
         return reply
 
     def close(self) -> None:
+        self._close_device()
         self.opened.close()
 
     def __enter__(self) -> Self:

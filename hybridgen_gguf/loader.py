@@ -6,6 +6,7 @@ open when `open_model` raises.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,15 +17,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from .engine.child import Child
+from .engine.device_sample import DeviceSample
 from .engine.handles import Context, Model
 from .engine.settings import BufferBytes, ContextSettings, ModelSettings
-from .errors import BadFile, UsageError
+from .errors import BadFile, EngineError, UsageError
 from .hardware import Device, Hardware
 from .plan import Limits, MemoryUse, Plan, make_plan
 from .probe import read_hardware
 from .shape import ModelShape, read_shape
+from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
+_CELL_BYTES = 64  # what llama_kv_cells keeps for a cell besides K and V
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,12 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = ()) -> Prepared:
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
     with Child(rpc) as child:
         hardware = with_engine_devices(read_hardware(), child)
-        plan = make_plan(hardware, shape, limits, _oracle(child, shape))
+        try:
+            plan = make_plan(hardware, shape, limits, _oracle(child, shape, hardware))
+        except EngineError:
+            for problem in vocabulary_problems(shape.file):  # our words, where we know what the engine stumbled over
+                raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
+            raise
     return Prepared(path, hardware, shape, plan, tuple(rpc))
 
 
@@ -64,14 +73,18 @@ def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
     return replace(hardware, devices=devices)
 
 
-def _oracle(child: Child, shape: ModelShape) -> Callable[[Plan], tuple[MemoryUse, ...]]:
+def _oracle(child: Child, shape: ModelShape, hardware: Hardware) -> Callable[[Plan], tuple[MemoryUse, ...]]:
     """Exact bytes for a candidate plan, each asked for once."""
     known: dict[tuple[ModelSettings, ContextSettings], tuple[MemoryUse, ...]] = {}
+    machine = hardware.memory.total + sum(device.memory_total for device in hardware.devices)
 
     def bytes_of(plan: Plan) -> tuple[MemoryUse, ...]:
         key = settings_of(plan)
         if key not in known:
-            known[key] = by_device(child.memory(shape.file.path, *key)) or _forecast(shape, plan)
+            guess = _forecast(shape, plan)
+            # Counting takes memory for each cell, so a context that no machine of this size holds is not asked about.
+            absurd = guess[0].total + _CELL_BYTES * plan.n_ctx > machine
+            known[key] = guess if absurd else by_device(child.memory(shape.file.path, *key)) or guess
         return known[key]
 
     return bytes_of
@@ -174,6 +187,23 @@ class OpenModel:
         self.context = context
         self.vocabulary = Vocabulary(prepared.shape, model)
         self.load_s = load_s
+
+    def device_sample(self, count: int, probabilities: bool) -> DeviceSample | None:
+        """The `count` largest logits found on the device of the output layer; None where that is the CPU, or the engine
+        cannot, or HGGUF_DEVICE_SAMPLER=off."""
+        devices = self.model.layer_devices()
+        if os.environ.get("HGGUF_DEVICE_SAMPLER") == "off" or not devices or devices[-1] == "CPU":
+            return None
+        try:
+            return DeviceSample(
+                self.model.library.llama,
+                self.context.handle,
+                n_vocab=self.model.n_vocab,
+                count=count,
+                probabilities=probabilities,
+            )
+        except EngineError:
+            return None
 
     def memory(self) -> tuple[MemoryUse, ...]:
         """What was really allocated, by device."""

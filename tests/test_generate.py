@@ -23,7 +23,7 @@ def model_that_writes(text: bytes, n_ctx: int = 256) -> tuple[LanguageModel, Fak
     context, model = FakeContext(text, n_ctx), FakeModel()
     opened: Any = SimpleNamespace(
         plan=PLAN, model=model, context=context, vocabulary=model, load_s=0.5, close=lambda: None,
-        shape=SimpleNamespace(chat_template=None),
+        device_sample=lambda count, probabilities: None, shape=SimpleNamespace(chat_template=None),
     )  # fmt: skip
     return LanguageModel(opened), context
 
@@ -115,3 +115,9 @@ def test_json_keys() -> None:
     assert set(answer["usage"]) == {"prompt_tokens", "completion_tokens", "reused_tokens"}
     assert set(answer["timings"]) == {"load_s", "ttft_s", "prompt_tps", "decode_tps"}
     assert len(answer["logprobs"]) == len(answer["draws"]) == len(answer["tokens"])
+
+
+def test_dry_looks_up_its_breakers_in_the_vocabulary() -> None:
+    model, _ = model_that_writes(b"ab" * 20)
+    assert model.generate("hi", temperature=0, dry_multiplier=0.0).text == "ab" * 20
+    assert model.generate("hi", temperature=0, dry_multiplier=50.0, max_tokens=40).text != "ab" * 20

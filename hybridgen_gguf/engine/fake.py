@@ -27,8 +27,8 @@ class FakeModel:
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         return [BOS] * add_special + list(text)
 
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < BOS else b""
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        return bytes([token]) if token < BOS else self.token_text(token).encode() * special
 
     def token_text(self, token: int) -> str:
         return {BOS: "<s>", EOS: "</s>"}.get(token, f"<0x{token:02X}>")
