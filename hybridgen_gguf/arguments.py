@@ -7,18 +7,23 @@ the flag, before any model is opened.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .engine.settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES
 from .errors import NotFound, UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
-from .plan import Limits
-from .units import parse_size
+from .plan import GOALS, Limits
+from .units import format_size, parse_size
 
+NUMA = ("distribute", "isolate", "numactl")
+_LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
+_MOST_DEVICES = 16  # llama_max_devices()
+_MOST_LAYERS = 9999  # what guides write for "all"; the engine's own limit is 512 layers
 _SAMPLE_NAMES = {  # flag's field: SampleOptions' field, where they differ
     "temp": "temperature",
     "typical": "typical_p",
@@ -46,14 +51,18 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         n_ubatch=flags.ubatch_size,
         kv_offload=not flags.no_kv_offload,
         overrides=_overrides(flags.override_tensor or (), flags.n_cpu_moe),
-        devices=tuple(flags.device.split(",")) if flags.device else None,
+        devices=_devices(flags.device),
         split_mode=_one_of("-sm", flags.split_mode, SPLIT_MODES),
-        main_gpu=flags.main_gpu,
+        main_gpu=_in_range("-mg", flags.main_gpu, 0, _MOST_DEVICES - 1),
         tensor_split=_shares(flags.tensor_split),
         use_mmap=not flags.no_mmap,
         use_mlock=flags.mlock,
+        goal=_one_of("--goal", flags.goal, GOALS),
+        depth=flags.depth,
     )
-    return _from_plan_file(flags.plan, limits) if flags.plan else limits
+    if flags.numa is not None:
+        _one_of("--numa", flags.numa, NUMA)
+    return _from_plan_file(flags.plan, limits) if flags.plan is not None else limits
 
 
 def _size(flag: str, text: str | None) -> int | None:
@@ -67,11 +76,22 @@ def _size(flag: str, text: str | None) -> int | None:
 
 def _threads(flag: str, count: int | None) -> int | None:
     """-1 is llama.cpp's spelling of "choose for me"."""
-    if count is None or count == -1:
+    return None if count is None or count == -1 else _in_range(flag, count, 1, 1024)
+
+
+def _in_range(flag: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise UsageError(f"{flag} {value} is out of range", f"give {least} to {most}, or leave it out")
+    return value
+
+
+def _devices(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
         return None
-    if not 1 <= count <= 1024:
-        raise UsageError(f"{flag} {count} is out of range", "give 1 to 1024, or leave it out")
-    return count
+    names = () if text == "none" else tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(names) >= _MOST_DEVICES:
+        raise UsageError(f"-dev '{text}' is not a list of devices", "see `hgguf engine`, or give none")
+    return names
 
 
 def _layers(text: str | None) -> int | None:
@@ -80,12 +100,13 @@ def _layers(text: str | None) -> int | None:
     if text == "all":
         return -1
     try:
-        return int(text)
+        layers = int(text)
     except ValueError:
         raise UsageError(f"-ngl {text} is not a number of layers", "give a number, auto or all") from None
+    return _in_range("-ngl", layers, -1, _MOST_LAYERS)
 
 
-def _one_of(flag: str, value: str, allowed: Mapping[str, int]) -> str:
+def _one_of(flag: str, value: str, allowed: Collection[str]) -> str:
     if value not in allowed:
         raise UsageError(f"{flag} {value} is not known", f"one of: {', '.join(allowed)}")
     return value
@@ -95,13 +116,25 @@ def _overrides(texts: Sequence[str], cpu_experts: int | None) -> tuple[tuple[str
     pairs = []
     for part in ",".join(texts).split(",") if texts else ():
         pattern, equals, buffer_type = part.rpartition("=")
-        if not equals or not pattern or not buffer_type:
+        if not equals or not pattern or not buffer_type or "\0" in part:
             raise UsageError(f"-ot {part} is not PATTERN=TYPE", "for example -ot 'ffn_.*_exps=CPU'")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UsageError(f"-ot {part} holds no regular expression: {error}", "write \\( for a bracket") from None
         pairs.append((pattern, buffer_type))
-    if cpu_experts is not None and cpu_experts < 0:
-        raise UsageError(f"-ncmoe {cpu_experts} is out of range", "give the number of layers")
-    pairs += [(rf"blk\.{layer}\.ffn_(up|down|gate)_(ch|)exps", "CPU") for layer in range(cpu_experts or 0)]
+    layers = _in_range("-ncmoe", cpu_experts or 0, 0, _MOST_LAYERS)
+    if layers:  # one pattern: the engine compiles each pattern again for each tensor
+        pairs.append((rf"blk\.({_up_to(layers - 1)})\.ffn_(up|down|gate)_(ch|)exps", "CPU"))
     return tuple(pairs)
+
+
+def _up_to(last: int) -> str:
+    """A regular expression for the numbers from 0 to `last`."""
+    tens, ones = divmod(last, 10)
+    if not tens:
+        return f"[0-{ones}]"
+    return f"({_up_to(tens - 1)})?[0-9]|{tens}[0-{ones}]"
 
 
 def _shares(text: str | None) -> tuple[float, ...]:
@@ -111,15 +144,17 @@ def _shares(text: str | None) -> tuple[float, ...]:
         shares = tuple(float(part) for part in text.replace("/", ",").split(","))
     except ValueError:
         raise UsageError(f"-ts {text} is not a list of numbers", "for example -ts 3,1") from None
-    if not all(0 <= share < float("inf") for share in shares):
-        raise UsageError(f"-ts {text} holds a share below zero", "for example -ts 3,1")
+    if not all(0 <= share < float("inf") for share in shares) or not any(shares):
+        raise UsageError(f"-ts {text} holds no shares of zero and more", "for example -ts 3,1")
+    if len(shares) > _MOST_DEVICES:
+        raise UsageError(f"-ts holds {len(shares)} shares, for at most {_MOST_DEVICES} devices", "for example -ts 3,1")
     return shares
 
 
 def _from_plan_file(name: str, limits: Limits) -> Limits:
     """A saved plan fixes what the flags leave open."""
     try:
-        data = json.loads(Path(name).read_text(encoding="utf-8"))
+        data = json.loads(Path(name).read_bytes())
         plan = data.get("plan", data)
         fixed = {
             "n_ctx": int(plan["n_ctx"]),
@@ -130,14 +165,27 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
             "n_ubatch": int(plan["batch"]["n_ubatch"]),
         }
         kv = {name: _one_of("--plan", str(plan["kv"][name]), KV_TYPES) for name in ("type_k", "type_v")}
+        place = _place_of(plan)
     except OSError as error:
         raise NotFound(f"the plan {name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
     left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
     defaults = Limits()
-    kv_left = {key: value for key, value in kv.items() if getattr(limits, key) == getattr(defaults, key)}
+    kv_left = {key: value for key, value in (kv | place).items() if getattr(limits, key) == getattr(defaults, key)}
     return replace(limits, **left_open, **kv_left)  # type: ignore[arg-type]  # keys and types are those above
+
+
+def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What else a saved plan says about placement; older ones lack it."""
+    overrides = _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None)
+    devices = plan.get("devices")
+    return {
+        "overrides": overrides,
+        "tensor_split": tuple(float(share) for share in plan.get("tensor_split", ())),
+        "devices": None if devices is None else tuple(str(device) for device in devices),
+        "kv_offload": bool(plan.get("kv_offload", True)),
+    }
 
 
 @dataclass(frozen=True)
@@ -153,6 +201,8 @@ def question_of(flags: PromptFlags) -> Question:
     """The prompt from -p, -f or standard input. Raises UsageError when there is none."""
     if flags.prompt is not None and flags.file is not None:
         raise UsageError("-p and -f were both given", "give one of them")
+    if flags.predict < -2:
+        raise UsageError(f"-n {flags.predict} is out of range", "give a number of tokens, or -1 for no limit")
     if flags.raw and flags.system is not None:
         raise UsageError("-sys needs the chat template, and --raw leaves it out", "leave one of them out")
     text = _prompt_text(flags)
@@ -164,19 +214,29 @@ def question_of(flags: PromptFlags) -> Question:
 def _prompt_text(flags: PromptFlags) -> str:
     if flags.file is not None:
         try:
-            return Path(flags.file).read_text(encoding="utf-8-sig").removesuffix("\n")
-        except UnicodeDecodeError:
-            raise UsageError(f"the prompt file {flags.file} is not UTF-8 text", "convert it: iconv -t UTF-8") from None
+            with Path(flags.file).open("rb") as file:
+                return _text_of(file, f"the prompt file {flags.file}")
         except OSError as error:
-            raise NotFound(f"the prompt file {flags.file} cannot be read: {error.strerror}") from None
+            raise NotFound(
+                f"the prompt file {flags.file} cannot be read: {error.strerror}", "give the name of a text file"
+            ) from None
+        except ValueError:
+            raise NotFound(f"{flags.file!a} cannot be the name of a file", "give the name of a text file") from None
     if flags.prompt is not None and flags.prompt != "-":
         return flags.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if sys.stdin is None or (flags.prompt is None and sys.stdin.isatty()):
         raise UsageError("there is no prompt", 'give one with -p "..." or -f FILE, or pipe text in')
+    return _text_of(sys.stdin.buffer, "standard input")
+
+
+def _text_of(file: BinaryIO, name: str) -> str:
+    data = file.read(_LONGEST_PROMPT + 1)
+    if len(data) > _LONGEST_PROMPT:
+        raise UsageError(f"{name} holds more than {format_size(_LONGEST_PROMPT)}", "no model reads a prompt that long")
     try:
-        return sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n")
+        return data.decode("utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError:
-        raise UsageError("standard input is not UTF-8 text", "convert it: iconv -t UTF-8") from None
+        raise UsageError(f"{name} is not UTF-8 text", "convert it: iconv -t UTF-8") from None
 
 
 def sample_changes(flags: SampleFlags, suggested: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,11 +87,12 @@ def run(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the plan and what it did on stderr.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    explain: ExplainFlag = False,
 ) -> int:
     """Answer one prompt, as it is written. Piped standard input is the prompt."""
     from .run import run_verb
 
-    return run_verb(_one_model(model, model_flag), ask, place, sampling, json, verbose, quiet, dry_run)
+    return run_verb(_one_model(model, model_flag), ask, place, sampling, json, verbose or explain, quiet, dry_run)
 
 
 @app.command()
@@ -267,7 +268,8 @@ def _where(parameter: Any, context: Any, arguments: list[str]) -> str:
     if variables and not given:
         return f"environment variable {variables[0]}={os.environ[variables[0]]}"
     if not given and context and parameter.name in (context.default_map or {}):
-        return f"{names[-1].lstrip('-').replace('-', '_')} in the configuration file"
+        long = next(name for name in names if name.startswith("--"))
+        return f"{long.lstrip('-').replace('-', '_')} in the configuration file"
     return "/".join(names)
 
 

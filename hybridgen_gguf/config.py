@@ -4,13 +4,16 @@
     threads = 4
     cache_type_k = "q8_0"
 
-Keys are the long flags with `_` for `-`. HGGUF_CONFIG names another file. Invariant: an unknown key is an error.
+Keys are the long flags with `_` for `-`, each of a flag's long names. HGGUF_CONFIG names another file.
+Invariant: an unknown key is an error.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,8 @@ def config_path() -> Path:
     return Path(base) / "hgguf" / "config.toml"
 
 
-def read_config(known: dict[str, set[str]]) -> dict[str, dict[str, Any]]:
-    """Verb → parameter → value. `known`: the parameters of each verb. Raises ConfigError; no file is no error."""
+def read_config(known: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """Verb → parameter → value. `known`: verb → key → parameter. Raises ConfigError; no file is no error."""
     path = config_path()
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -39,14 +42,18 @@ def read_config(known: dict[str, set[str]]) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from None
+    values: dict[str, dict[str, Any]] = {}
     for verb, table in tables.items():
         if verb not in known or not isinstance(table, dict):
             raise ConfigError(
                 f"the configuration {path} has no place for '{verb}'", f"tables: {', '.join(sorted(known))}"
             )
-        for key in table:
+        for key, value in table.items():
             if key not in known[verb]:
-                raise ConfigError(
-                    f"'{key}' in [{verb}] of {path} is no flag of `hgguf {verb}`", f"see `hgguf {verb} --help`"
-                )
-    return tables
+                near = difflib.get_close_matches(key, known[verb], 2)
+                hint = f"did you mean {' or '.join(near)}?" if near else f"see `hgguf {verb} --help`"
+                raise ConfigError(f"'{key}' in [{verb}] of {path} is no flag of `hgguf {verb}`", hint)
+            if isinstance(value, dict):
+                raise ConfigError(f"'{key}' in [{verb}] of {path} is a table, not a value", "write key = value")
+            values.setdefault(verb, {})[known[verb][key]] = value
+    return values

@@ -1,4 +1,4 @@
-"""The verbs about files and the engine: inspect, validate, pull, models, engine. Thin: data from below, text by show.py.
+"""The verbs about files and the engine: inspect, validate, pull, models, engine. Data from below, text by show.py.
 
 Invariant: no verb here reads weights, except `validate --check-tensors`, or runs anything that a file contains.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import show
 from .errors import HgError, NotFound
+from .printable import printable
 from .units import format_size
 
 
@@ -63,11 +64,14 @@ def models_verb(as_json: bool) -> None:
         "",
         ("name", "model", "type", "size", "context", "licence", "here"),
         [
-            (e.alias, e.title, e.quant, format_size(e.bytes) if e.bytes else "?", e.context or "?", e.licence, "yes" if here[e.alias] else "")
+            (
+                *(e.alias, e.title, e.quant, format_size(e.bytes) if e.bytes else "?", e.context or "?", e.licence),
+                "yes" if here[e.alias] else "",
+            )
             for e in entries
         ],
         right=(3, 4),
-    )  # fmt: skip
+    )
 
 
 def engine_verb(as_json: bool) -> None:
@@ -104,7 +108,10 @@ def inspect_verb(model: str, as_json: bool) -> None:
     if as_json:
         show.data(seen.as_json())
         return
-    show.answer("\n".join(seen.lines()) + "\n")
+    show.table("", ("model", ""), seen.summary())
+    show.answer("\nmetadata\n" + "\n".join(seen.lines()) + "\n\n")
+    rows = [(printable(t.name), t.type, " x ".join(map(str, t.shape)), format_size(t.bytes)) for t in seen.file.tensors]
+    show.table("", ("tensor", "type", "shape", "bytes"), rows, right=(3,))
 
 
 def validate_verb(files: list[str], as_json: bool, check_tensors: bool) -> int:
@@ -130,5 +137,6 @@ def validate_verb(files: list[str], as_json: bool, check_tensors: bool) -> int:
         if report.ok:
             show.answer(f"{report.path}: ok\n")
         for problem in report.problems:
-            show.note(f"error: {report.path}: {problem}")
+            named = str(report.path) in problem
+            show.note(f"error: {problem}" if named else f"error: {report.path}: {problem}")
     return code

@@ -1,6 +1,6 @@
-"""Every flag, once: name, alias, environment variables, panel, help. Groups of flags are dataclasses that commands take.
+"""Every flag, once: name, alias, environment variables, panel, help. Commands take groups of flags as dataclasses.
 
-llama.cpp's flags keep llama.cpp's names; its environment variables are read after our own. Knows no engine and no model.
+llama.cpp's flags keep llama.cpp's names; its environment variables are read after our own. Knows no engine, no model.
 Invariant: a flag defined here appears in `--help`, in docs/cli.md and in the configuration file under the same name.
 """
 
@@ -132,6 +132,14 @@ class PlaceFlags:
     plan: Annotated[
         str | None, _plain(PLACE, "Use the plan in this file (made by `hgguf plan --json`).", "--plan", metavar="FILE")
     ] = None
+    goal: Annotated[
+        str, _flag(PLACE, "What the plan is to be fast at.", "--goal", metavar="decode|prompt|mixed")
+    ] = "mixed"
+    depth: Annotated[
+        int | None,
+        _flag(PLACE, "Tokens expected in the context; none: what prompt and answer need, or half of it.", "--depth"),
+    ] = None
+    no_tuned: Annotated[bool, _flag(PLACE, "Ignore what `hgguf tune` found.", "--no-tuned")] = False
 
 
 @dataclass(frozen=True)
@@ -273,7 +281,7 @@ class SampleFlags:
 
 
 def takes(**groups: type) -> Callable[[Command], Command]:
-    """Spreads dataclasses of flags over a command's parameters: typer sees one flag a field, the command gets objects."""
+    """Spreads dataclasses of flags over a command's parameters: typer sees a flag a field, the command gets objects."""
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True)

@@ -24,6 +24,7 @@ __all__ = ["GOALS", "BytesOf", "KvPlan", "Limits", "MemoryUse", "Plan", "Predict
 
 DEFAULT_CONTEXT = 8192
 CONTEXT_STEP = 256  # the engine rounds a context up to a multiple of this (llama_context: GGML_PAD(n_ctx, 256))
+_MOST_TOKENS, _MOST_BATCH, _MOST_THREADS = (1 << 31) - CONTEXT_STEP, 1 << 20, 1024  # the engine's counts are 32 bits
 _BLOCK = {"q4_0": 32, "q4_1": 32, "q5_0": 32, "q5_1": 32, "q8_0": 32, "iq4_nl": 32}
 
 
@@ -46,11 +47,12 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
 
 def check_limits(shape: ModelShape, limits: Limits) -> None:
     """Settings that make no sense or cannot go together, named before anything is loaded. Raises UsageError."""
-    positive = (("-c", limits.n_ctx), ("-b", limits.n_batch), ("-ub", limits.n_ubatch), ("--vram", limits.vram),
-                ("--ram", limits.ram), ("-t", limits.threads), ("-tb", limits.threads_batch))  # fmt: skip
-    for flag, value in positive:
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value} is out of range", f"{flag} must be at least 1")
+    counts = (("-c", limits.n_ctx, _MOST_TOKENS), ("-b", limits.n_batch, _MOST_BATCH),
+              ("-ub", limits.n_ubatch, _MOST_BATCH), ("--vram", limits.vram, None), ("--ram", limits.ram, None),
+              ("-t", limits.threads, _MOST_THREADS), ("-tb", limits.threads_batch, _MOST_THREADS))  # fmt: skip
+    for flag, value, most in counts:
+        if value is not None and (value < 1 or (most is not None and value > most)):
+            raise UsageError(f"{flag} {value} is out of range", f"give {f'1 to {most}' if most else 'more than 0'}")
     if limits.depth is not None and limits.depth < 0:
         raise UsageError(f"--depth {limits.depth} is out of range", "give the tokens expected in the context")
     if limits.goal not in GOALS:

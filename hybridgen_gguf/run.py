@@ -216,7 +216,8 @@ def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repea
             records.append(record)
             progress(len(records), len(tests))
         stopped = cancelled()
-    show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
+    if records:
+        show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
     return 130 if stopped else 0
 
 

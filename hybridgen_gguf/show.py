@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,40 +22,55 @@ if TYPE_CHECKING:
 
 
 def prepare_streams() -> None:
-    """UTF-8 on stdout and stderr whatever the locale; what cannot be encoded becomes a mark, never an exception."""
+    """UTF-8 on stdout and stderr whatever the locale; what cannot be encoded becomes a mark, never an exception.
+
+    A closed stream is replaced, or the next file opened would take its number and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDONLY if name != "stderr" else os.O_WRONLY)  # takes the lowest free number
+            if name != "stdin":  # writing to a stdout that was closed fails, as it does elsewhere
+                setattr(sys, name, os.fdopen(number, "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
+    warnings.showwarning = lambda message, *_: warning(str(message))
 
 
 def error(problem: HgError) -> None:
     """`error: what` and `hint: what to do`, each on one line."""
-    print(f"error: {_one_line(problem.what)}", file=sys.stderr)
+    note(f"error: {problem.what}")
     if problem.hint:
-        print(f"hint: {_one_line(problem.hint)}", file=sys.stderr)
+        note(f"hint: {problem.hint}")
 
 
 def warning(text: str) -> None:
-    print(f"warning: {_one_line(text)}", file=sys.stderr)
+    note(f"warning: {text}")
 
 
 def note(text: str) -> None:
-    print(_one_line(text), file=sys.stderr)
+    """One line on stderr; lost, and no error, when nobody can read it."""
+    try:
+        print(_one_line(text), file=sys.stderr, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def answer(text: str) -> None:
-    """A piece of the answer, at once. Raises BrokenPipeError when nobody reads any more."""
-    sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
+def answer(text: str, *, styled: bool = False) -> None:
+    """A piece of the answer, at once; `styled`: with our own colours. Raises BrokenPipeError when nobody reads."""
+    sys.stdout.write(_harmless(text) if sys.stdout.isatty() and not styled else text)
     sys.stdout.flush()
 
 
 def _harmless(text: str) -> str:
     """A model may write escape sequences; a terminal must not obey them."""
-    return "".join(c if c >= " " and c != "\x7f" or c in "\n\t" else "�" for c in text)
+    return "".join(c if (c >= " " and c != "\x7f") or c in "\n\t" else "�" for c in text)
 
 
 def data(value: Any) -> None:
@@ -88,8 +104,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         grid.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(str(cell)) for cell in row))
-    width = None if sys.stdout.isatty() else 200
-    Console(file=sys.stdout, width=width, highlight=False).print(grid)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    with console.capture() as drawn:
+        console.print(grid)
+    answer("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()), styled=True)
 
 
 def plan(made: Plan, *, explain: bool) -> None:

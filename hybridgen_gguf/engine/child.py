@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import EngineError
+from ..errors import EngineError, HgError, UsageError
 from .library import BackendDevice
 from .settings import BufferBytes, ContextSettings, ModelSettings
 
@@ -27,7 +27,7 @@ _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about 
 
 
 class Child:
-    """A running child. `memory` and `check` may be called many times; a crash ends it and the next call starts another."""
+    """A running child. `memory` and `check` may be called many times; after a crash the next call starts another."""
 
     def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
         self._rpc = tuple(rpc)
@@ -38,12 +38,12 @@ class Child:
         """Loads header and vocabulary of `path`. The problem in one sentence, or None when the engine takes it."""
         try:
             self._ask({"do": "check", "path": os.fspath(path)})
-        except EngineError as error:
+        except HgError as error:
             return error.what
         return None
 
     def memory(self, path: Path, model: ModelSettings, context: ContextSettings) -> tuple[BufferBytes, ...]:
-        """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when it cannot be opened."""
+        """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when that fails."""
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
 
@@ -66,7 +66,8 @@ class Child:
             raise self._crashed(request["path"])
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise EngineError(answer["error"], answer.get("hint", ""))
+            kind = UsageError if answer.get("usage") else EngineError
+            raise kind(answer["error"], answer.get("hint", ""))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -159,7 +160,6 @@ def _tuples(value: Any) -> Any:
 
 
 def main(rpc: Sequence[str]) -> None:
-    from ..errors import HgError
     from .handles import start
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -176,7 +176,9 @@ def main(rpc: Sequence[str]) -> None:
                 started = True
             answer = _answer(json.loads(line))
         except HgError as error:
-            answer = {"error": error.what, "hint": error.hint}
+            answer = {"error": error.what, "hint": error.hint, "usage": isinstance(error, UsageError)}
+        except Exception as error:  # a fault of ours must not look like a damaged file
+            answer = {"error": f"internal error {type(error).__name__}: {error}"}
         answers.write(json.dumps(answer).encode() + b"\n")
 
 

@@ -77,7 +77,8 @@ class Model:
         log.lines.clear()
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self.handle:
-            raise EngineError(f"the engine cannot load {path}: {log.last_error() or 'it does not say why'}")
+            hint = "the engine may not take the patterns of -ot" if settings.overrides else ""
+            raise EngineError(f"the engine cannot load {path}: {log.last_error() or 'it does not say why'}", hint)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
 
@@ -131,8 +132,10 @@ class Model:
     # --- vocabulary ---
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of UTF-8 `text`. `add_special`: with the model's own start and end tokens; `parse_special`: text such
-        as `<|im_start|>` becomes the control token."""
+        """Token ids of UTF-8 `text`. `add_special`: with the model's own start and end tokens.
+
+        `parse_special`: text such as `<|im_start|>` becomes the control token.
+        """
         capacity = len(text) + 8
         while True:
             tokens = (ctypes.c_int32 * capacity)()
