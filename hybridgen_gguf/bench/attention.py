@@ -107,8 +107,8 @@ def _measure(options: AttentionOptions, how: Attention, cells: int, read: float)
     work = 2e-6 * options.tokens * options.heads * cells * options.head_size * 2
     return AttentionRecord(
         how.type_k, how.type_v, cells, options.heads, options.kv_heads, options.head_size, options.threads,
-        options.tokens, attention_isa(), ms=fast, stock_ms=stock, ratio=stock / fast, gb_s=size / fast / 1e6, read_gb_s=read / 1e9,
-        fraction_of_read=size / fast * 1e3 / read, gflops=work / fast, stock_gflops=work / stock,
+        options.tokens, attention_isa(), ms=fast, stock_ms=stock, ratio=stock / fast, gb_s=size / fast / 1e6,
+        read_gb_s=read / 1e9, fraction_of_read=size / fast * 1e3 / read, gflops=work / fast, stock_gflops=work / stock,
         error=errors["fast"], stock_error=errors["stock"],
     )  # fmt: skip
 
