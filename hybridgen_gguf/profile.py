@@ -31,6 +31,7 @@ _VERSION = 1
 #: formats that most files are made of; of the others the planner takes the nearest
 WEIGHT_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "Q5_K", "Q4_1", "Q5_0", "IQ4_XS", "Q3_K", "Q2_K", "BF16", "F32")
 CACHE_TYPES = ("F16", "Q8_0", "Q4_0")
+_FEW_TYPES = 4  # for thread counts between one and all
 _LONG_ROWS, _MOST_WEIGHTS = 1024, 192 << 20
 _COPY = 64 << 20
 _DISK_BYTES, _DISK_SECONDS = 256 << 20, 1.0
@@ -159,13 +160,16 @@ def measure(
         devices.append(with_rates)
         links.append(link)
     kernels: list[KernelRate] = []
-    for threads in counts:
+    order = sorted(counts, key=lambda n: (n not in (1, counts[-1]), -n))  # those that matter most come first
+    for index, threads in enumerate(order):
         say(f"CPU, {threads} thread{'s' if threads > 1 else ''}")
-        kernels += _measure_kernels("CPU", threads, clock, _cache_bytes(hardware))
+        types = WEIGHT_TYPES if threads in (1, counts[-1]) else WEIGHT_TYPES[:_FEW_TYPES]
+        share = clock.share(len(order) - index)
+        kernels += _measure_kernels("CPU", threads, share, _cache_bytes(hardware), types)
     read = read or _read_from(kernels)
     say("disk")
     disk = _measure_disk(model, hardware.disk)
-    if clock.over():
+    if time.monotonic() - start > seconds:
         notes.append("time ran out before everything was measured: the machine was busy")
     found = replace(
         hardware,
@@ -206,7 +210,12 @@ class _Budget:
     def over(self) -> bool:
         return time.monotonic() > self._end
 
-    def best(self, run: Callable[[], None] | None, repeats: int = 4, seconds: float = 0.06) -> float | None:
+    def share(self, parts: int) -> _Budget:
+        """The first of `parts` equal parts of what is left."""
+        now = time.monotonic()
+        return _Budget(now + max(self._end - now, 0.0) / parts)
+
+    def best(self, run: Callable[[], None] | None, repeats: int = 4, seconds: float = 0.04) -> float | None:
         """Seconds of the second best of a few runs after a warm-up: the best alone may be a slip of the clock."""
         if run is None or self.over():
             return None
@@ -244,7 +253,9 @@ def _read_from(kernels: list[KernelRate]) -> tuple[ThreadRate, ...]:
     return tuple(ThreadRate(threads, gbps) for threads, gbps in sorted(best.items()))
 
 
-def _measure_kernels(place: str, threads: int, clock: _Budget, cache: int) -> list[KernelRate]:
+def _measure_kernels(
+    place: str, threads: int, clock: _Budget, cache: int, types: tuple[str, ...] = WEIGHT_TYPES
+) -> list[KernelRate]:
     """All rates of one place at one thread count; `cache`: bytes that weights must exceed to come from memory."""
     from .engine.kernels import Kernels
 
@@ -254,10 +265,10 @@ def _measure_kernels(place: str, threads: int, clock: _Budget, cache: int) -> li
         if place == "CPU":
             kernels.set_threads(threads)
         found = list(_small_operations(kernels, threads, clock))
-        for kind in WEIGHT_TYPES:
-            found += _products(kernels, kind, threads, clock, min(2 * cache, _MOST_WEIGHTS))
         for kind in CACHE_TYPES:
             found += _attentions(kernels, kind, threads, clock)
+        for kind in types:
+            found += _products(kernels, kind, threads, clock, min(2 * cache, _MOST_WEIGHTS))
     return found
 
 

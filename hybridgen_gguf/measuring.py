@@ -1,0 +1,268 @@
+"""What the verbs profile, tune and doctor do: asks, measures, remembers, prints. The one place where these meet.
+
+Invariant: what was measured is remembered before it is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import show
+from .arguments import limits_of
+from .errors import HgError, NotFound, UsageError
+from .hardware import Hardware
+from .options import PlaceFlags
+
+if TYPE_CHECKING:
+    from .loader import Prepared
+    from .profile import Profile
+    from .tune import Search, Trial
+
+
+def _endpoints(rpc: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in rpc.split(",") if part.strip()) if rpc else ()
+
+
+@contextlib.contextmanager
+def _status(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being measured, where that is a terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    with Console(file=sys.stderr).status(what) as line:
+        yield lambda text: line.update(f"{what}: {text}")
+
+
+def machine(rpc: tuple[str, ...], folder: Path | None = None) -> Hardware:
+    """The machine with the devices that the engine sees."""
+    from .engine.child import Child
+    from .loader import with_engine_devices
+    from .probe import read_hardware
+
+    with Child(rpc) as child:
+        return with_engine_devices(read_hardware(folder), child)
+
+
+def profile_verb(model: str | None, as_json: bool, rpc: str | None, show_only: bool) -> None:
+    """`hgguf profile`."""
+    from . import profile as profiles
+
+    path = profiles.profile_path()
+    hardware = machine(_endpoints(rpc))
+    found = profiles.load(path)
+    if found is not None:
+        _say_why_again(found, hardware, show_only)
+    if not show_only:
+        found = _measured(hardware, model, _endpoints(rpc))
+        profiles.save(found, path)
+    if found is None:
+        raise NotFound("this machine was not measured yet", "run `hgguf profile` without --show")
+    if found.busy > 0.3:
+        show.warning(
+            f"others used {found.busy:.0%} of the CPUs while this was measured: run it again when all is quiet"
+        )
+    if as_json:
+        show.data(profiles.as_json(found, path))
+    else:
+        _print_profile(found)
+
+
+def _say_why_again(found: Profile, hardware: Hardware, show_only: bool) -> None:
+    from .profile import MOST_AGE, fingerprint_of
+
+    stale = found.fingerprint != fingerprint_of(hardware)
+    why = "it is of another machine, engine or set of devices" if stale else ""
+    why = why or (f"it is {found.age.days} days old" if found.age > MOST_AGE else "")
+    if why:
+        show.note(f"the profile is stale: {why}{'' if show_only else '; measuring again'}")
+
+
+def _measured(hardware: Hardware, model: str | None, rpc: tuple[str, ...]) -> Profile:
+    from .engine.handles import start
+    from .open import find_model
+    from .profile import measure
+
+    library = start()
+    for endpoint in rpc:
+        library.add_rpc(endpoint)
+    path = None if model is None else find_model(model)[0]
+    with _status("measuring") as say:
+        return measure(hardware, model=path, say=say)
+
+
+def _print_profile(found: Profile) -> None:
+    hardware = found.hardware
+    cpu = hardware.cpu
+    threads = sorted({rate.threads for rate in cpu.kernels})
+    show.answer(f"{cpu.model}: {cpu.threads_reason}\nmeasured {found.measured} in {found.seconds:.1f} s\n\n")
+    rows: list[list[object]] = [["reading memory, GB/s", *(_rate(hardware.memory.read, n) for n in threads)]]
+    for operation, title, field in (("matvec", "writing, GB/s of {} weights", "gbps"),
+                                    ("matmul", "reading, GFLOP/s with {}", "gflops"),
+                                    ("attention-8192", "attention, GB/s of {} cache", "gbps")):  # fmt: skip
+        for kind in dict.fromkeys(rate.type for rate in cpu.kernels if rate.operation == operation):
+            by_threads = {
+                r.threads: getattr(r, field) for r in cpu.kernels if (r.operation, r.type) == (operation, kind)
+            }
+            rows.append([title.format(kind), *(f"{by_threads[n]:.1f}" if n in by_threads else "-" for n in threads)])
+    show.table("", ["", *(f"{n} threads" if n > 1 else "1 thread" for n in threads)], rows,
+               right=tuple(range(1, len(threads) + 1)))  # fmt: skip
+    for device, link in zip(hardware.devices, hardware.links, strict=False):
+        show.answer(f"\n{device.name} {device.description}: {_number(device.read_gbps)} GB/s of its memory\n")
+        show.answer(f"  link: {_number(link.to_device_pinned_gbps or link.to_device_gbps)} GB/s there, "
+                    f"{_number(link.from_device_pinned_gbps or link.from_device_gbps)} back; a change of side costs "
+                    f"{_number(None if link.split_s is None else link.split_s * 1e6)} µs\n")  # fmt: skip
+    if hardware.disk is not None:
+        show.answer(f"\ndisk: {_number(hardware.disk.read_gbps)} GB/s\n")
+    for note in hardware.notes:
+        show.warning(note)
+
+
+def _rate(rates: tuple[Any, ...], threads: int) -> str:
+    return next((f"{rate.gbps:.1f}" for rate in rates if rate.threads == threads), "-")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_json: bool) -> int:
+    """`hgguf tune`. The exit code."""
+    from .loader import prepare
+    from .run import find_shown
+    from .tuned import Tuned, key_of, remember
+
+    if not 1 <= seconds <= 3600:
+        raise UsageError(f"--seconds {seconds:g} is out of range", "give 1 to 3600")
+    if not (math.isfinite(quality) and quality >= 0):
+        raise UsageError(f"--quality {quality} is out of range", "give 0 or more")
+    start = time.monotonic()
+    path, _ = find_shown(model)
+    limits = limits_of(place)
+    prepared = prepare(path, limits, rpc=_endpoints(place.rpc))
+    result, depth = _searched(prepared, place, seconds - 2, quality)
+    best = result.best
+    decode_tps, prompt_tps = (round(1 / best.median(name), 2) for name in ("decode_s", "prompt_s"))
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = Tuned(best.setting, decode_tps, prompt_tps, result.goal, depth, when)
+    kept = remember(key_of(prepared.hardware, prepared.shape, limits), entry)
+    report = _report(prepared, result, depth, time.monotonic() - start) | {"file": str(kept)}
+    if max((sample.busy for trial in result.trials for sample in trial.samples), default=0.0) > 0.5:
+        show.warning("other processes were busy while this was measured: run it again when all is quiet")
+    if as_json:
+        show.data(report)
+    else:
+        _print_tuned(report)
+    return 0
+
+
+def _searched(prepared: Prepared, place: PlaceFlags, seconds: float, quality: float) -> tuple[Search, int]:
+    from .loader import open_model, settings_of
+    from .tune import axes_of, search, start_of
+    from .tune_meter import EngineMeter
+
+    limits = limits_of(place)
+    heads = {size for layer in prepared.shape.layers if layer.n_head_kv for size in (layer.head_k, layer.head_v)}
+    types = ("f16", "q8_0") if all(size % 32 == 0 for size in heads) else ("f16",)
+    cpu = prepared.hardware.cpu
+    small = replace(prepared, plan=replace(prepared.plan, n_ctx=min(prepared.plan.n_ctx, 256)))
+    with open_model(small) as opened, _status("tuning") as say:
+        meter = EngineMeter(opened.model, settings_of(prepared.plan)[1], seconds)
+        try:
+            axes = axes_of(limits, max(cpu.usable_threads, len(cpu.affinity) or cpu.logical), types)
+            found = search(
+                meter, start_of(prepared.plan), axes, limits.goal, limits.depth or 512, quality=quality, say=say
+            )
+            return found, meter.depth
+        finally:
+            meter.close()
+
+
+def _report(prepared: Prepared, result: Search, depth: int, seconds: float) -> dict[str, Any]:
+    from .cost import work_of
+    from .plan import predict
+    from .profile import load, with_profile
+    from .rates import Rates
+
+    hardware, _ = with_profile(prepared.hardware, load())
+    plan, best = prepared.plan, result.best.setting
+    kv = replace(plan.kv, type_k=best.type_k, type_v=best.type_v)
+    chosen = replace(plan, threads=best.threads, threads_batch=best.threads_batch, n_batch=best.n_batch,
+                     n_ubatch=best.n_ubatch, flash_attention=best.flash_attention, kv=kv)  # fmt: skip
+    predicted = predict(Rates(hardware), work_of(prepared.shape), chosen, depth)
+    return {
+        "plan": replace(chosen, predicted=predicted).as_json(),
+        "trials": [trial.as_json() for trial in result.trials],
+        "best": _speeds(result.best),
+        "baseline": _speeds(result.start),
+        "depth": depth,
+        "goal": result.goal,
+        "stopped": result.stopped,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _speeds(trial: Trial) -> dict[str, float]:
+    return {
+        name: round(1 / trial.median(of), 2) for name, of in (("decode_tps", "decode_s"), ("prompt_tps", "prompt_s"))
+    }
+
+
+def _print_tuned(report: dict[str, Any]) -> None:
+    names = ("threads", "threads_batch", "n_ubatch", "flash_attention", "type_k", "decode_tps", "prompt_tps", "note")
+    rows = [["-" if trial[name] is None else trial[name] for name in names] for trial in report["trials"]]
+    show.table("", ("threads", "to read", "batch", "flash", "cache", "written/s", "read/s", ""), rows,
+               right=(0, 1, 2, 5, 6))  # fmt: skip
+    best, start, plan = report["best"], report["baseline"], report["plan"]
+    predicted = plan["predicted"]
+    show.answer(
+        f"\nbest      {best['decode_tps']} tokens/s to write, {best['prompt_tps']} to read, at {report['depth']}\n"
+        f"plan was  {start['decode_tps']} and {start['prompt_tps']}\n"
+    )
+    if predicted:
+        show.answer(f"predicted {predicted['decode_tps']} and {predicted['prompt_tps']}\n")
+    show.answer(
+        f"setting   -t {plan['threads']['decode']} -tb {plan['threads']['prompt']} -b {plan['batch']['n_batch']} "
+        f"-ub {plan['batch']['n_ubatch']} -fa {plan['flash_attention']} -ctk {plan['kv']['type_k']} "
+        f"-ctv {plan['kv']['type_v']}\n"
+        f"remembered in {report['file']}; {report['stopped']} after {report['seconds']} s\n"
+    )
+
+
+def doctor_verb(as_json: bool, rpc: str | None) -> int:
+    """`hgguf doctor`. 0, whatever is found: a finding is advice."""
+    from . import doctor
+    from .engine.handles import start
+    from .profile import load, with_profile
+
+    problem, library = "", None
+    try:
+        library = start()
+    except HgError as error:
+        problem = error.what
+    hardware, _ = with_profile(machine(_endpoints(rpc)), load()) if library else (_bare(), "")
+    facts = doctor.read_facts(library, problem)
+    findings = doctor.examine(hardware, facts)
+    if as_json:
+        show.data({"findings": [finding.as_json() for finding in findings]})
+        return 0
+    for finding in findings:
+        show.answer(f"{finding.what}\n  costs: {finding.cost}\n  mend:  {finding.mend}\n\n")
+    show.answer(f"{len(findings)} finding{'' if len(findings) == 1 else 's'}\n" if findings else "nothing found\n")
+    return 0
+
+
+def _bare() -> Hardware:
+    from .probe import read_hardware
+
+    return read_hardware()
