@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-P, I, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 
 
@@ -35,17 +35,17 @@ class Ggml:
         b = self.base
         _declare(b, "ggml_init", P, _InitParams)
         _declare(b, "ggml_free", None, P)
-        _declare(b, "ggml_new_tensor_4d", P, P, I, L, L, L, L)
-        _declare(b, "ggml_permute", P, P, P, I, I, I, I)
+        _declare(b, "ggml_new_tensor_4d", P, P, N, L, L, L, L)
+        _declare(b, "ggml_permute", P, P, P, N, N, N, N)
         _declare(b, "ggml_get_data", P, P)
         _declare(b, "ggml_nbytes", ctypes.c_size_t, P)
-        _declare(b, "ggml_quantize_chunk", ctypes.c_size_t, I, P, P, L, L, L, P)
+        _declare(b, "ggml_quantize_chunk", ctypes.c_size_t, N, P, P, L, L, L, P)
         _declare(b, "ggml_new_graph", P, P)
         _declare(b, "ggml_build_forward_expand", None, P, P)
         _declare(b, "ggml_flash_attn_ext", P, P, P, P, P, P, F, F, F)
         _declare(b, "ggml_hg_attn_part", P, P, P, P, P, P, P, F, F, F)
         _declare(b, "ggml_hg_attn_merge", P, P, P, P, L, L, L, L)
-        _declare(self.cpu, "ggml_graph_compute_with_ctx", I, P, P, I)
+        _declare(self.cpu, "ggml_graph_compute_with_ctx", N, P, P, N)
 
 
 class Graph:
@@ -62,7 +62,7 @@ class Graph:
         self.b.ggml_free(self.ctx)
 
     def tensor(self, a: NDArray[np.generic], kind: str = "f32") -> int:
-        """A contiguous tensor; the array's last axis is ggml's first. f16 and f32 by cast, other types by ggml's quantizer."""
+        """A contiguous tensor; the array's last axis is ggml's first. f16, f32 by cast, other types by ggml's quantizer."""
         shape = (1,) * (4 - a.ndim) + a.shape
         t = self.b.ggml_new_tensor_4d(self.ctx, TYPES[kind], *reversed(shape))
         dest = self.b.ggml_get_data(t)

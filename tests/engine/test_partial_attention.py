@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 from ggml_graph import Ggml, Graph
 from numpy.typing import NDArray
 
+from hybridgen_gguf.engine.library import Library
+
 Array = NDArray[np.float64]
 
 
-@pytest.fixture(scope="module")
-def ggml() -> Ggml:
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
-    if not folder:
-        pytest.skip("no engine: set LLAMA_CPP_LIB_PATH to the folder of the built libraries")
-    return Ggml(Path(folder))
+@pytest.fixture(scope="module", params=["fast", "stock"])
+def ggml(request: pytest.FixtureRequest, engine: Library) -> Iterator[Ggml]:
+    """Both kernels: the one at memory speed, and the plain one for shapes it does not know and for its off switch."""
+    engine.set_switch("cpu-attention", request.param)
+    yield Ggml(engine.folder)
+    engine.set_switch("cpu-attention", "fast")
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,15 @@ def part(g: Graph, c: Case, a: int, b: int, kind: str = "f16", softcap: float = 
     return int(g.b.ggml_hg_attn_part(g.ctx, q, k, v, m, s, c.scale, 0.0, softcap))
 
 
-def merged(ggml: Ggml, c: Case, border: int, threads: int = 2, kinds: tuple[str, str] = ("f16", "f16"),
-           softcap: float = 0.0, sinks: Array | None = None) -> NDArray[np.float32]:
+def merged(
+    ggml: Ggml,
+    c: Case,
+    border: int,
+    threads: int = 2,
+    kinds: tuple[str, str] = ("f16", "f16"),
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+) -> NDArray[np.float32]:
     streams, tokens, heads, d = c.q.shape
     with Graph(ggml) as g:
         one = part(g, c, 0, border, kinds[0], softcap, sinks)

@@ -1,0 +1,265 @@
+"""Measures decode and prompt speed of KV in two tiers against one memory, on the device that the engine finds first.
+
+    python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
+
+Stages: bandwidth; f16 and q8_0 (32,768 tokens with a quarter of the KV on the device, against stock); details (contexts that
+fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a measurement, so that a run that is
+cut off keeps what it has. Caches are filled once with everything on the device; each configuration restores that state, which
+does not depend on where cells lie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# the engine before numpy: with NumPy 2.5 loaded first, one library crashed while it loaded a model
+from hybridgen_gguf.engine.handles import Model, start
+from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings
+from hybridgen_gguf.engine.tiers import Tiers, counters, message, pending
+
+import numpy as np  # isort: skip
+
+CHUNK = 2048
+Place = dict[str, Any]
+
+
+class Bench:
+    def __init__(self, path: Path, threads: int) -> None:
+        self.library = start()
+        self.path, self.threads = path, threads
+        self.models: dict[int, Model] = {}
+        self.states: dict[tuple[str, int], Any] = {}
+        self.tokens = [int(t) for t in np.random.default_rng(0).integers(1000, 30000, 1 << 18)]
+
+    def say(self, what: str, **facts: Any) -> None:
+        print(json.dumps({"what": what, **facts}), flush=True)
+
+    def model(self, ngl: int) -> Model:
+        if ngl not in self.models:
+            for old in self.models.values():
+                old.close()
+            self.models = {ngl: Model(self.path, ModelSettings(n_gpu_layers=ngl))}
+        return self.models[ngl]
+
+    @contextmanager
+    def context(
+        self,
+        n_ctx: int,
+        kv: str,
+        tiers: Tiers | None = None,
+        ngl: int = 99,
+        offload: bool = True,
+        ubatch: int = 512,
+        threads: int | None = None,
+    ) -> Iterator[Any]:
+        model = self.model(ngl)
+        api = model.api
+        p = api.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, CHUNK, ubatch
+        p.type_k = p.type_v = KV_TYPES[kv]
+        p.offload_kqv, p.flash_attn_type = offload, 1
+        p.n_threads = p.n_threads_batch = threads or self.threads
+        with pending(self.library, tiers):
+            handle = api.llama_init_from_model(model.handle, p)
+        if not handle:
+            raise RuntimeError(f"no context: {message(self.library)}")
+        try:
+            yield handle
+        finally:
+            api.llama_free(handle)
+
+    def feed(self, handle: Any, tokens: list[int]) -> None:
+        api = self.library.api
+        buffer = (api.llama_token * len(tokens))(*tokens)
+        for i in range(0, len(tokens), CHUNK):
+            part = ctypes.cast(ctypes.byref(buffer, 4 * i), ctypes.POINTER(api.llama_token))
+            if api.llama_decode(handle, api.llama_batch_get_one(part, min(CHUNK, len(tokens) - i))) != 0:
+                raise RuntimeError("llama_decode failed")
+        api.llama_synchronize(handle)
+
+    def fill(self, handle: Any, kv: str, depth: int) -> None:
+        """Restores the state of this depth; the first time it is made, on this context: all on the device, please."""
+        api = self.library.api
+        if depth == 0:
+            return
+        if (kv, depth) in self.states:
+            data, size = self.states[kv, depth]
+            if api.llama_state_set_data(handle, data, size) == 0:
+                raise RuntimeError("the state was refused")
+            return
+        t = time.perf_counter()
+        self.feed(handle, self.tokens[:depth])
+        self.say("fill", kv=kv, depth=depth, prompt_tps=round(depth / (time.perf_counter() - t), 1))
+        size = api.llama_state_get_size(handle)
+        data = (ctypes.c_uint8 * size)()
+        self.states[kv, depth] = (data, api.llama_state_get_data(handle, data, size))
+
+    def decode(self, what: str, kv: str, depth: int, steps: int = 16, n_ctx: int | None = None, **place: Any) -> float:
+        """Median seconds a token."""
+        with self.context(n_ctx or depth + 256, kv, **place) as handle:
+            self.fill(handle, kv, depth)
+            self.feed(handle, [17])
+            self.feed(handle, [18])
+            before = counters(self.library, handle)
+            times = []
+            for i in range(steps):
+                t = time.perf_counter()
+                self.feed(handle, [100 + i])
+                times.append(time.perf_counter() - t)
+            after = counters(self.library, handle)
+        median = float(np.median(times))
+        facts: dict[str, Any] = {"kv": kv, "depth": depth, "ms": round(median * 1e3, 3), "tps": round(1 / median, 2)}
+        if before and after:
+            n = after.steps - before.steps
+            facts |= {
+                "cells_device": after.cells_device,
+                "cells_host": after.cells_host,
+                "pinned": after.pinned,
+                "huge": after.huge_pages,
+                "cpu_ms": round((after.cpu_s - before.cpu_s) / n * 1e3, 3),
+                "wait_ms": round((after.wait_s - before.wait_s) / n * 1e3, 3),
+                "host_gb": round((after.bytes_host - before.bytes_host) / n / 1e9, 3),
+                "head_starts": (after.head_starts - before.head_starts) // n,
+            }
+        self.say(what, **facts, **{k: v if not isinstance(v, Tiers) else vars(v) for k, v in place.items()})
+        return median
+
+    def switch(self, name: str, value: str) -> None:
+        self.library.set_switch(name, value)
+
+    @contextmanager
+    def stock(self) -> Iterator[None]:
+        """The CPU attention of the stock engine, where this engine has another."""
+        names = {s.name for s in self.library.switches()}
+        if "cpu-attention" in names:
+            self.switch("cpu-attention", "stock")
+        yield
+        if "cpu-attention" in names:
+            self.switch("cpu-attention", "fast")
+
+
+def share(depth: int, part: float) -> int:
+    return int(depth * part) // 256 * 256
+
+
+def budget(b: Bench, kv: str, depth: int, layers: tuple[int, ...]) -> None:
+    """Point 1: a quarter of the KV on the device, against what stock does with the same bytes."""
+    all_gpu = b.decode("all on the device", kv, depth)
+    for threads in sorted({b.threads, max(1, b.threads - 1), max(1, b.threads // 2)}):
+        b.decode("tiers 25 %", kv, depth, tiers=Tiers(share(depth, 0.25)), threads=threads)
+    with b.stock():
+        b.decode("stock -nkvo", kv, depth, steps=6, offload=False)
+        for ngl in layers:
+            b.decode(f"stock -ngl {ngl}", kv, depth, steps=6, ngl=ngl)
+    b.model(99)
+    b.say("ratio", kv=kv, depth=depth, all_gpu_ms=round(all_gpu * 1e3, 3))
+
+
+def details(b: Bench, depth: int) -> None:
+    """Points 3, 5 and 6, in f16."""
+    kv = "f16"
+    for at in (0, depth):
+        n_ctx = depth + 256
+        stock = b.decode("fits, one memory", kv, at, 32, n_ctx)
+        tiered = b.decode("fits, tiers unused", kv, at, 32, n_ctx, tiers=Tiers(n_ctx))
+        b.say("fits", depth=at, ratio=round(stock / tiered, 4))
+
+    few = b.decode("tiers, 256 host cells", kv, depth, 32, tiers=Tiers(depth - 256))
+    none = b.decode("tiers, no host cell", kv, depth, 32, tiers=Tiers(depth + 256))
+    b.say("fixed cost of a layer", ms=round((few - none) / 32 * 1e3, 4))
+
+    quarter = Tiers(share(depth, 0.25))
+    together = b.decode("overlap on", kv, depth, tiers=quarter)
+    b.switch("kv-overlap", "off")
+    apart = b.decode("overlap off", kv, depth, tiers=quarter)
+    b.switch("kv-overlap", "on")
+    device = b.decode("device part alone", kv, share(depth, 0.25), tiers=Tiers(depth + 256), n_ctx=depth + 256)
+    empty = b.decode("no cells", kv, 0, tiers=Tiers(depth + 256), n_ctx=depth + 256)
+    b.say(
+        "overlap",
+        on_ms=round(together * 1e3, 3),
+        off_ms=round(apart * 1e3, 3),
+        device_attention_ms=round((device - empty) * 1e3, 3),
+        hidden=round((apart - together) / max(device - empty, 1e-9), 3),
+    )
+
+
+def prompt(b: Bench, depth: int) -> None:
+    """Point 4."""
+    for ubatch in (512, 2048):
+        rates = {}
+        for name, tiers in (("all on the device", None), ("tiers 25 %", Tiers(share(depth, 0.25)))):
+            with b.context(depth + 256, "f16", tiers=tiers, ubatch=ubatch) as handle:
+                t = time.perf_counter()
+                b.feed(handle, b.tokens[:depth])
+                rates[name] = depth / (time.perf_counter() - t)
+        b.say(
+            "prompt",
+            depth=depth,
+            ubatch=ubatch,
+            **{k: round(v, 1) for k, v in rates.items()},
+            ratio=round(rates["tiers 25 %"] / rates["all on the device"], 3),
+        )
+
+
+def bandwidth(b: Bench) -> None:
+    """What the cores can read, where the engine can tell: the limit is host bytes over this."""
+    try:
+        measure = ctypes.CDLL(str(b.library.folder / "libggml-cpu.so")).hg_read_bandwidth
+    except (OSError, AttributeError):
+        return
+    measure.restype, measure.argtypes = ctypes.c_double, [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+    for threads in sorted({b.threads, b.threads // 2}):
+        b.say("read bandwidth", threads=threads, gbps=round(measure(threads, 4 << 30, 5) / 1e9, 1))
+
+
+def long(b: Bench, depth: int) -> None:
+    """Point 2."""
+    b.states.clear()
+    b.decode("all on the device", "f16", depth, 8)
+    b.decode("tiers 25 %", "f16", depth, 8, tiers=Tiers(share(depth, 0.25)))
+    b.states.clear()
+
+
+def main() -> None:
+    a = argparse.ArgumentParser()
+    a.add_argument("model", type=Path)
+    a.add_argument("stages", nargs="*", default=[])
+    a.add_argument("--depth", type=int, default=32768)
+    a.add_argument("--long-depth", type=int, default=131072)
+    a.add_argument("--threads", type=int, default=16)
+    o = a.parse_args()
+    b = Bench(o.model, o.threads)
+    b.say(
+        "engine",
+        commit=b.library.commit,
+        patches=b.library.patches,
+        devices=[d.description for d in b.library.devices()],
+    )
+    stages: dict[str, Callable[[], None]] = {
+        "bandwidth": lambda: bandwidth(b),
+        "f16": lambda: budget(b, "f16", o.depth, (20,)),
+        "details": lambda: details(b, o.depth),
+        "prompt": lambda: prompt(b, o.depth),
+        "q8_0": lambda: budget(b, "q8_0", o.depth, (26,)),
+        "long": lambda: long(b, o.long_depth),
+    }
+    for name, stage in stages.items():
+        if not o.stages or name in o.stages:
+            t = time.perf_counter()
+            try:
+                stage()
+            except RuntimeError as error:
+                b.say("failed", stage=name, error=str(error))
+            b.say("stage", name=name, seconds=round(time.perf_counter() - t, 1))
+
+
+if __name__ == "__main__":
+    main()
