@@ -26,6 +26,7 @@ _TEXT = (
     "stood at the bend until the war; its wheel turned day and night, and the miller could tell the level of the "
     "water by the sound it made. "
 )
+_LAST_WORD = 5
 _WRITE = 16  # tokens in one measurement of writing
 _MOST_READ_S = 2.5  # a prompt that takes longer is shortened
 
@@ -36,6 +37,7 @@ class EngineMeter:
     def __init__(self, model: Model, base: ContextSettings, seconds: float, tokens_read: int = 512) -> None:
         self._model, self._base = model, base
         self._end = time.monotonic() + seconds
+        self._longest = 0.0
         self._context: Context | None = None
         self._read = False
         self._reference: NDArray[np.float32] | None = None
@@ -50,10 +52,12 @@ class EngineMeter:
         return len(self._tokens)
 
     def seconds_left(self) -> float:
-        return self._end - time.monotonic()
+        """Less what the last comparison will take: start and best, twice each."""
+        return self._end - time.monotonic() - _LAST_WORD * self._longest
 
     def measure(self, setting: Setting, decode: bool, prompt: bool) -> Sample:
         """One measurement. Raises EngineError when a context cannot be made with this setting."""
+        begin = time.monotonic()
         context = self._open(setting)
         context.set_threads(setting.threads, setting.threads_batch)
         before = _cpu_seconds()
@@ -62,6 +66,7 @@ class EngineMeter:
         decode_s = self._time_writing(context, logits) if decode else float("nan")
         busy = _busy(before, _cpu_seconds())
         divergence = self._divergence(setting, logits) if decode else None
+        self._longest = max(self._longest, time.monotonic() - begin)
         return Sample(decode_s, read_s if prompt else float("nan"), busy, divergence)
 
     def _open(self, setting: Setting) -> Context:
