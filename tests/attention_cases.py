@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridgen_gguf.bench.attention import SWITCH, attention_f64, relative_error
-from hybridgen_gguf.engine.attention import Attention, AttentionGraph
-from hybridgen_gguf.engine.library import load
+from hybridgen_gguf.bench.attention import attention_f64, relative_error
+from hybridgen_gguf.engine.attention import Attention, AttentionGraph, attention_switch
 
 Floats = NDArray[np.float32]
 FLOOR = 1e-6
@@ -99,18 +98,14 @@ def _mask(case: Case, draw: np.random.Generator) -> Floats | None:
 def run(case: Case, given: Inputs | None = None) -> Result:
     g = given or inputs(case)
     how = Attention(case.type_k, case.type_v, 0.0, case.max_bias, case.softcap)
-    library = load()
-    before = next(switch.value for switch in library.switches() if switch.name == SWITCH)
     outputs = {}
     with AttentionGraph(g.q, g.k, g.v, g.mask, g.sinks, how) as graph:
         keys, values = graph.stored()
-        try:
+        with attention_switch() as set_path:
             for path in ("fast", "stock"):
-                library.set_switch(SWITCH, path)
+                set_path(path)
                 graph.compute(case.threads)
                 outputs[path] = graph.output().copy()
-        finally:
-            library.set_switch(SWITCH, before)
     scale = case.size**-0.5
     with np.errstate(invalid="ignore"):
         exact = attention_f64(g.q, keys, values, g.mask, g.sinks, scale, case.max_bias, case.softcap)

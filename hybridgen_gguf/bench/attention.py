@@ -13,8 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.attention import Attention, AttentionGraph, attention_isa, read_bandwidth, row_bytes
-from ..engine.library import load
+from ..engine.attention import (
+    Attention,
+    AttentionGraph,
+    attention_isa,
+    attention_switch,
+    read_bandwidth,
+    row_bytes,
+)
 from ..errors import UsageError
 
 SWITCH = "cpu-attention"
@@ -90,19 +96,16 @@ def _measure(options: AttentionOptions, how: Attention, cells: int, read: float)
         times: dict[str, list[float]] = {"fast": [], "stock": []}
         errors: dict[str, float] = {}
         exact = attention_f64(q, *graph.stored(), mask, scale=options.head_size**-0.5)
-        before = next(switch.value for switch in load().switches() if switch.name == SWITCH)
-        try:
+        with attention_switch() as set_path:
             for repeat in range(options.repeats + 1):  # the first one warms up
                 for path, spent in times.items():
-                    load().set_switch(SWITCH, path)
+                    set_path(path)
                     start = time.perf_counter()
                     graph.compute(options.threads)
                     if repeat:
                         spent.append((time.perf_counter() - start) * 1e3 / layers)
                     else:
                         errors[path] = relative_error(graph.output(), exact)
-        finally:
-            load().set_switch(SWITCH, before)
     fast, stock = (statistics.median(times[path]) for path in ("fast", "stock"))
     work = 2e-6 * options.tokens * options.heads * cells * options.head_size * 2
     return AttentionRecord(

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import c_bool, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -18,13 +21,14 @@ from numpy.typing import NDArray
 
 from ..errors import EngineError, UsageError
 from . import abi
-from .library import load
+from .library import check, find
 from .settings import KV_TYPES
 
 Floats = NDArray[np.float32]
 #: cache types that the fast kernels read; every other type goes to the stock code
 ATTENTION_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
 _BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}  # elements, bytes
+_SWITCH = b"cpu-attention"
 _SLACK = 1 << 20  # bytes for tensor headers and alignment
 
 
@@ -81,20 +85,46 @@ _HG_CPU: dict[str, tuple[object, tuple[object, ...]]] = {
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL, bool]:
     """ggml-base and ggml-cpu, through handles of our own, and whether ggml-cpu has the fast kernels."""
-    base = ctypes.CDLL(load().base._name)
+    folder = find()
+    patched = check(folder)
     try:
-        cpu = ctypes.CDLL(load().base._name.replace("ggml-base", "ggml-cpu"))
+        base, cpu = (_open(folder, name) for name in ("ggml-base", "ggml-cpu"))
     except OSError as error:
         raise EngineError(f"the engine's CPU library cannot be loaded: {error}", "run scripts/setup again") from None
     if not abi.declare(base, _BASE) or not abi.declare(cpu, _CPU):
         raise EngineError("the engine lacks attention graphs", "run scripts/setup again")
-    return base, cpu, abi.declare(cpu, _HG_CPU)
+    return base, cpu, patched and abi.declare_identity(base) and abi.declare(cpu, _HG_CPU)
+
+
+def _open(folder: Path, name: str) -> ctypes.CDLL:
+    for file in folder.iterdir():
+        if file.stem in (name, f"lib{name}"):
+            return ctypes.CDLL(str(file))
+    raise OSError(f"{folder} has no {name}")
 
 
 def attention_isa() -> str:
     """The instruction set of the fast kernels (`avx512`, `avx2`, `neon`, `portable`), or `stock` without them."""
     _, cpu, fast = _libraries()
     return str(cpu.hg_attention_isa().decode()) if fast else "stock"
+
+
+@contextmanager
+def attention_switch() -> Iterator[Callable[[str], None]]:
+    """A function that sets the path of the whole process, `fast` or `stock`; at the end the one before comes back."""
+    base, _, fast = _libraries()
+    if not fast:
+        raise EngineError("this engine has only stock CPU attention", "run scripts/setup")
+    before = base.hg_switch_get(_SWITCH)
+
+    def set_path(path: str) -> None:
+        if not base.hg_switch_set(_SWITCH, path.encode()):
+            raise UsageError(f"'{path}' is no path of CPU attention", "say fast or stock")
+
+    try:
+        yield set_path
+    finally:
+        base.hg_switch_set(_SWITCH, before)
 
 
 def read_bandwidth(threads: int, n_bytes: int = 512 << 20, repeats: int = 5) -> float:
