@@ -69,7 +69,7 @@ def forecast(options: QuantizeOptions) -> Forecast:
     """
     model, warnings = _checked(options)
     # A recipe has the same length whatever the hashes are.
-    made_of = _recipe(options, "0" * 64, "0" * 64 if options.imatrix else "")
+    made_of = _recipe(options, recipe.UNKNOWN, recipe.UNKNOWN if options.imatrix else "")
     return _forecast(options, model, made_of, warnings)
 
 
@@ -84,17 +84,13 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
         for part in _part_names(options, model):
             check_target(part, model.paths)
         hashes = HashInBackground(model.paths)
-        made_of = _recipe(options, "0" * 64, sha256_of(options.imatrix) if options.imatrix else "")
+        # The source is hashed while it is quantized; its digest is put into the header at the end.
+        made_of = _recipe(options, recipe.UNKNOWN, sha256_of(options.imatrix) if options.imatrix else "")
         plan = _forecast(options, model, made_of, warnings)
         refuse(options, plan)
         check_room(options.target, plan.bytes)
         sweep(options.target)
-        return _run(options, model, replace_source(made_of, hashes.result()), plan, progress)
-
-
-def replace_source(made_of: Mapping[str, str], sha256: str) -> dict[str, str]:
-    """The recipe with the source's hash filled in."""
-    return {**made_of, "source_sha256": sha256}
+        return _run(options, model, made_of, plan, hashes, progress)
 
 
 def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
@@ -235,7 +231,12 @@ def refuse(options: QuantizeOptions, plan: Forecast) -> None:
 
 
 def _run(
-    options: QuantizeOptions, model: ModelFile, made_of: dict[str, str], plan: Forecast, progress: Progress | None
+    options: QuantizeOptions,
+    model: ModelFile,
+    made_of: dict[str, str],
+    plan: Forecast,
+    source: HashInBackground,
+    progress: Progress | None,
 ) -> QuantizeResult:
     scratch = scratch_for(options.target)
     parts = _part_names(options, model)
@@ -254,6 +255,8 @@ def _run(
     try:
         done = run_job("quantize", job, tell, [scratch])
         _check_sizes(written, plan)
+        made_of = {**made_of, "source_sha256": source.result()}
+        recipe.fill(written[0], "source_sha256", made_of["source_sha256"])
         hashes = tuple(sha256_of(path) for path in written)
         targets = parts or [options.target]
         # The first part comes last: a set without it is not taken for a model.

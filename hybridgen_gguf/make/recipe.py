@@ -12,11 +12,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..errors import EngineError
+from ..gguf_file import read_header
 from .target import write_file
 
 ENGINE_COMMIT = "0c1e57098"
 #: of the source archive that holds the converter (patches/pin.json; a test compares them)
 SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+#: stands for a digest that is not known yet
+UNKNOWN = "0" * 64
 _LONGEST = 120
 _PREFIX = "hgguf.recipe."
 
@@ -49,6 +53,21 @@ def recipe_of(header: Mapping[str, Any]) -> dict[str, str]:
         name = key.removeprefix(_PREFIX).partition(".")[0]
         found[name] = found.get(name, "") + str(header[key])
     return found
+
+
+def fill(path: Path, name: str, digest: str) -> None:
+    """Puts `digest` where the recipe in the file at `path` says UNKNOWN; both have 64 letters. Raises EngineError."""
+    header = read_header(path)
+    key = (_PREFIX + name).encode()
+    # The key, its type (8: string), the text's length and the text, as they lie in the file.
+    before = len(key).to_bytes(8, "little") + key + (8).to_bytes(4, "little") + len(UNKNOWN).to_bytes(8, "little")
+    with path.open("r+b") as file:
+        start = file.read(header.data_offset)
+        at = start.rfind(before + UNKNOWN.encode())
+        if at < 0:
+            raise EngineError(f"the engine did not write the recipe's {name}", "please report this")
+        file.seek(at + len(before))
+        file.write(digest.encode())
 
 
 def canonical(options: Mapping[str, Any]) -> str:
