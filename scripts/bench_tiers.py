@@ -2,10 +2,10 @@
 
     python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
-Stages: bandwidth; f16 and q8_0 (32,768 tokens with a quarter of the KV on the device, against stock); details (contexts that
-fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a measurement, so that a run that is
-cut off keeps what it has. Caches are filled once with everything on the device; each configuration restores that state, which
-does not depend on where cells lie.
+Stages: bandwidth; f16 and q8_0 (32,768 tokens with a quarter of the KV on the device, against stock); details (contexts
+that fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a measurement, so that a run
+that is cut off keeps what it has. Caches are filled once with everything on the device; each configuration restores that
+state, which does not depend on where cells lie.
 """
 
 from __future__ import annotations
@@ -235,7 +235,10 @@ def main() -> None:
     a.add_argument("--depth", type=int, default=32768)
     a.add_argument("--long-depth", type=int, default=131072)
     a.add_argument("--threads", type=int, default=16)
+    a.add_argument("--rpc", metavar="HOST:PORT", help="a server to use as the device, to try the script without a GPU")
     o = a.parse_args()
+    if o.rpc:
+        start().add_rpc(o.rpc)
     b = Bench(o.model, o.threads)
     b.say(
         "engine",

@@ -13,7 +13,7 @@ pack() { # ENGINE_SOURCES BINDING_FOLDER
   local engine=${1:?patched engine sources} binding=${2:?folder llama_cpp of the binding} tmp
   tmp=$(mktemp -d)
   mkdir -p "$root/.gpu" "$tmp/llama.cpp" "$tmp/binding/llama_cpp"
-  tar -C "$engine" --exclude=.git --exclude='build*' --exclude=./docs --exclude=./models --exclude=./media --exclude=./benches \
+  tar -C "$engine" --exclude=.git --exclude='./build*' --exclude=./docs --exclude=./models --exclude=./media --exclude=./benches \
     --exclude=./examples --exclude=./pocs --exclude=./app --exclude=./ci --exclude=./conversion --exclude=./skills --exclude=./tests \
     --exclude=./tools --exclude=ggml-opencl --exclude=ggml-vulkan --exclude=ggml-sycl --exclude=ggml-hexagon --exclude=ggml-metal \
     --exclude=ggml-et --exclude=ggml-webgpu --exclude=ggml-openvino --exclude=ggml-cann --exclude=ggml-zdnn -cf - . | tar -C "$tmp/llama.cpp" -xf -

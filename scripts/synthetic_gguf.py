@@ -15,7 +15,7 @@ BLOCK, BLOCK_BYTES = 256, 144  # Q4_K: d and dmin in F16, 12 bytes of scales, 12
 
 
 def weights(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Random blocks with small scales, so that activations stay finite; repeated beyond 9 MB, as only their speed counts."""
+    """Random blocks with small scales, so that activations stay finite; repeated beyond 9 MB: only speed counts."""
     blocks = rows * columns // BLOCK
     data = rng.integers(0, 256, (min(blocks, 1 << 16), BLOCK_BYTES), dtype=np.uint8)
     data[:, :4] = np.frombuffer(np.array([2.5e-5, 1.2e-4], np.float16).tobytes(), np.uint8)

@@ -1,7 +1,7 @@
 """A KV cache in two memories: asks the engine for one, and reads its counters (include/hg-tiers.h).
 
 Knows neither plans nor policies' merits.
-Invariant: tiers asked for are taken by the next context made on this thread, or forgotten; `pending` makes sure of that.
+Invariant: tiers asked for are taken by the next context made on this thread, or forgotten; `pending` sees to that.
 """
 
 from __future__ import annotations

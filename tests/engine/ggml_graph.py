@@ -62,7 +62,7 @@ class Graph:
         self.b.ggml_free(self.ctx)
 
     def tensor(self, a: NDArray[np.generic], kind: str = "f32") -> int:
-        """A contiguous tensor; the array's last axis is ggml's first. f16, f32 by cast, other types by ggml's quantizer."""
+        """A contiguous tensor; the array's last axis is the first of ggml. Types but f16, f32 by its quantizer."""
         shape = (1,) * (4 - a.ndim) + a.shape
         t = self.b.ggml_new_tensor_4d(self.ctx, TYPES[kind], *reversed(shape))
         dest = self.b.ggml_get_data(t)
