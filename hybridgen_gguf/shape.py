@@ -7,6 +7,7 @@ Does not know devices, templates' meaning or text. Invariant: `bytes_weights` is
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -126,6 +127,7 @@ def shape_of(file: ModelFile) -> ModelShape:
     what = _NOT_MODELS.get("mmproj" if keys.architecture == "clip" else kind)
     if what:
         raise BadFile(f"{shown} is {what}")
+    _check_constants(file, keys.architecture, shown)
     layers = layer_shapes(keys)
     groups = group_tensors(file.tensors)
     n_embd = keys.number("embedding_length")
@@ -213,6 +215,16 @@ def _kind_outside(name: str) -> Kind:
     if name.split(".")[0] in ("token_embd", "position_embd", "token_types", "per_layer_token_embd"):
         return "embedding"
     return "other"
+
+
+def _check_constants(file: ModelFile, architecture: str, shown: str) -> None:
+    """Constants of the arithmetic: with a norm's epsilon below zero the engine aborts in its first step."""
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{architecture}.")
+        if isinstance(value, int | float) and ("epsilon" in name or "freq_base" in name):
+            sound = math.isfinite(value) and (value > 0 if "freq_base" in name else value >= 0)
+            if not sound:
+                raise BadFile(f"{shown}: key '{printable(key)}' is {value}", "the file is damaged or hostile")
 
 
 def _n_vocab(file: ModelFile, keys: Keys) -> int:

@@ -137,6 +137,8 @@ def check_loads(path: Path) -> str | None:
 
 # --- inside the child ---
 
+_walked: set[Path] = set()
+
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from .handles import Context, Model, start
@@ -145,13 +147,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "devices":
         return {"devices": [asdict(device) for device in start().devices()]}
     if request["do"] == "check":
-        with Model(path, ModelSettings(), no_alloc=True):
+        with Model(path, ModelSettings(), no_alloc=True) as model:
+            model.walk_vocabulary()
             return {}
     settings = {key: _tuples(value) for key, value in request["model"].items()}
     with (
         Model(path, ModelSettings(**settings), no_alloc=True) as model,
         Context(model, ContextSettings(**request["context"])) as context,
     ):
+        if path not in _walked:
+            model.walk_vocabulary()
+            _walked.add(path)
         return {"buffers": [asdict(entry) for entry in context.memory_use()]}
 
 

@@ -160,6 +160,13 @@ class Model:
         """The text of a vocabulary entry as the file has it."""
         return (self.api.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
 
+    def walk_vocabulary(self) -> None:
+        """Tokenizes a text and spells every token, for which some damaged vocabularies abort the process."""
+        self.tokenize("Aa 1\n\té漢😀".encode(), True, True)
+        buffer, spell = ctypes.create_string_buffer(256), self.api.llama_token_to_piece
+        for token in range(self.n_vocab):
+            spell(self.vocab, token, buffer, 256, 0, True)
+
     def is_end(self, token: int) -> bool:
         """Whether generation ends with this token."""
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))

@@ -184,6 +184,7 @@ def load() -> Library:
     folder = find()
     patched = check(folder)
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort would start a debugger on this process
     try:
         import llama_cpp
         import llama_cpp.llama_cpp as api

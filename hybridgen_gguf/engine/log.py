@@ -40,8 +40,9 @@ def last_error() -> str:
     """The newest error line, else warning, without the C function's name; empty when there is none."""
     for wanted in (_LEVEL_ERROR, _LEVEL_WARN):
         for level, line in reversed(lines):
-            if level == wanted and line.strip():
-                text = line.strip()
-                head, colon, rest = text.partition(": ")
-                return rest if colon and " " not in head and rest else text
+            head, colon, rest = line.strip().partition(": ")
+            text = rest if colon and " " not in head and rest else line.strip()
+            text = text.removeprefix("error loading model: ")
+            if level == wanted and text and text != "failed to load model":  # the cause stands before that line
+                return text
     return ""
