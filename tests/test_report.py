@@ -11,7 +11,7 @@ import pytest
 from tinygguf import build
 
 from hybridgen_gguf.engine.compare import _log_probabilities
-from hybridgen_gguf.errors import Failed, UsageError
+from hybridgen_gguf.errors import Failed, HgError, UsageError
 from hybridgen_gguf.make.pipeline import MakeOptions, make
 from hybridgen_gguf.make.quantize import QuantizeOptions, quantize
 from hybridgen_gguf.make.report import ReportOptions, as_json, plot, report, table
@@ -116,3 +116,16 @@ def test_options_that_cannot_go_together(
     options: dict[str, object] = {"text": text, **changes}
     with pytest.raises(UsageError, match=words):
         make(MakeOptions(QuantizeOptions(sharp, tmp_path / "o.gguf", ""), **options), lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_target_is_checked_before_measuring(sharp: Path, text: Path, tmp_path: Path) -> None:
+    def never(*_: object) -> None:
+        pytest.fail("work began")
+
+    for target, words in (
+        (sharp, "is the input"),
+        (text, "is the input"),
+        (tmp_path / "no" / "o.gguf", "does not exist"),
+    ):
+        with pytest.raises(HgError, match=words):
+            make(MakeOptions(QuantizeOptions(sharp, target, ""), target_bpw=5.0, text=text), never)

@@ -23,7 +23,7 @@ from .forecast import as_json as forecast_json
 from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
 from .report import Report, ReportOptions, plot, report
 from .report import as_json as report_json
-from .sensitivity import choose, measure
+from .sensitivity import Measurement, choose, measure
 from .target import check_source, check_target, remove, scratch_for
 
 Progress = Callable[[str, int, int], None]
@@ -34,7 +34,10 @@ _NEAREST = ((2.8, "Q2_K"), (3.6, "Q3_K_M"), (4.6, "Q4_K_S"), (5.2, "Q4_K_M"), (6
 
 @dataclass(frozen=True, slots=True)
 class MakeOptions:
-    """`target_bpw`, `target_bytes`: choose types per tensor; `text`: for that and for the report."""
+    """`target_bpw`, `target_bytes`: choose types per tensor; `text`: for that and for the report.
+
+    `measured`: from an earlier call on the same source, matrix and text, so that only the choice is made again.
+    """
 
     quantize: QuantizeOptions
     target_bpw: float | None = None
@@ -44,6 +47,7 @@ class MakeOptions:
     plot: Path | None = None
     chunk: int = 512
     most_chunks: int = 0
+    measured: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +57,25 @@ class Made:
     result: QuantizeResult
     report: Report | None
     warnings: tuple[str, ...]
+    measured: Measurement | None = None
 
 
 def make(options: MakeOptions, progress: Progress) -> Made:
     """Writes the quantized file, its manifest, and the report when asked for. Raises what its steps raise."""
     _check(options)
+    _check_target(options)
     with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, warnings):
-        quantizing = _with_chosen_types(options, quantizing, progress)
+        quantizing, measured = _with_chosen_types(options, quantizing, progress)
         result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
         found = _report(options, quantizing.source, result, progress) if options.report else None
-    return Made(result, found, warnings + result.warnings)
+    return Made(result, found, warnings + result.warnings, measured)
 
 
 def plan(options: MakeOptions, progress: Progress) -> tuple[Forecast, HgError | None]:
     """The forecast, and the error with which `make` would refuse to begin."""
     _check(options)
     with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, _):
-        quantizing = _with_chosen_types(options, quantizing, progress)
+        quantizing, _measured = _with_chosen_types(options, quantizing, progress)
         found = forecast(quantizing)
         try:
             refuse(quantizing, found)
@@ -131,16 +137,25 @@ def _as_gguf(options: QuantizeOptions, progress: Progress) -> Iterator[tuple[Qua
         remove(recipe.manifest_path(between))
 
 
-def _with_chosen_types(options: MakeOptions, quantizing: QuantizeOptions, progress: Progress) -> QuantizeOptions:
+def _check_target(options: MakeOptions) -> None:
+    """The output must be fit to be written before minutes are spent on measuring."""
+    others = (options.quantize.imatrix, options.text)
+    check_target(options.quantize.target, [options.quantize.source, *(path for path in others if path is not None)])
+
+
+def _with_chosen_types(
+    options: MakeOptions, quantizing: QuantizeOptions, progress: Progress
+) -> tuple[QuantizeOptions, Measurement | None]:
     if options.target_bpw is None and options.target_bytes is None:
-        return quantizing
+        return quantizing, None
+    _check_target(options)
     model = open_model_file(quantizing.source)
     weights = sum(tensor.parameters for tensor in model.tensors)
     bpw = options.target_bpw or 8 * (options.target_bytes or 0) / weights
     base = replace(quantizing, type=quantizing.type or next((name for most, name in _NEAREST if bpw < most), "Q8_0"))
     first = forecast(base)
     refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
-    measured = measure(
+    measured = options.measured or measure(
         model, first, job_options(base, model, {}), _comparison(options, model.path, base, first), progress
     )
     header = first.bytes - sum(-(-tensor.bytes // 32) * 32 for tensor in first.tensors)
@@ -151,7 +166,7 @@ def _with_chosen_types(options: MakeOptions, quantizing: QuantizeOptions, progre
         chosen = replace(base, chosen=tuple(sorted(types.items())), note=note)
         if options.target_bpw or forecast(chosen).bytes <= (options.target_bytes or 0):
             break
-    return chosen
+    return chosen, measured
 
 
 def _comparison(options: MakeOptions, source: Path, base: QuantizeOptions, first: Forecast) -> Mapping[str, Any]:
