@@ -28,7 +28,8 @@ _ACTS = {
 
 def _run(folder: Path, act: str, *allowed: str) -> str:
     (folder / "tok.py").write_text("x = 1\n")
-    code = f"{_START}\ntry:\n    {act}\n    print('done')\nexcept ForbiddenError as error:\n    print('forbidden:', error)\n"
+    tried = f"try:\n    {act}\n    print('done')\nexcept ForbiddenError as error:\n    print('forbidden:', error)\n"
+    code = _START + tried
     done = subprocess.run([sys.executable, "-c", code, folder, *allowed], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return done.stdout.strip()
