@@ -34,8 +34,8 @@ def register(app: typer.Typer) -> None:
 
 
 def convert(
-    folder: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model.")],
-    output: Annotated[Path, typer.Argument(help="GGUF file to write.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a Hugging Face model.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="GGUF file to write.")],
     type_name: Annotated[
         str, typer.Option("--type", help="f16, bf16, q8_0, f32, or auto: as the weights are.")
     ] = "auto",
@@ -79,8 +79,10 @@ def convert(
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="GGUF file (any part of a split one) or Hugging Face folder.")],
-    output: Annotated[Path, typer.Argument(help="GGUF file to write.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="GGUF file (any part of a split one), alias, or Hugging Face folder.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="GGUF file to write.")],
     type_name: Annotated[
         str, typer.Argument(metavar="TYPE", help="Such as Q4_K_M; may be left out with --target-*.")
     ] = "",
@@ -124,8 +126,8 @@ def quantize(
     from .make.quantize import QuantizeOptions
 
     quantizing = QuantizeOptions(
-        source=model, target=output, type=type_name, imatrix=imatrix_file, tensor_types=_pairs(tensor_type or ()),
-        output_tensor_type=output_tensor_type, token_embedding_type=token_embedding_type, pure=pure,
+        source=_source(model), target=output, type=type_name, imatrix=imatrix_file,
+        tensor_types=_pairs(tensor_type or ()), output_tensor_type=output_tensor_type, token_embedding_type=token_embedding_type, pure=pure,
         keep_split=keep_split, allow_requantize=allow_requantize, strict=strict, threads=threads,
     )  # fmt: skip
     options = MakeOptions(
@@ -142,7 +144,7 @@ def quantize(
 
 
 def imatrix(
-    model: Annotated[Path, typer.Argument(help="GGUF file of the unquantized model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file of the unquantized model, or an alias.")],
     text: Annotated[Path, typer.Option("-f", "--file", help="Text to read.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Importance matrix to write (GGUF).")],
     chunk: Chunk = 512,
@@ -156,7 +158,7 @@ def imatrix(
     from .make.imatrix import imatrix as run
 
     with _Line() as line:
-        options = ImatrixOptions(model, text, output, chunk, chunks, threads, gpu_layers)
+        options = ImatrixOptions(_source(model), text, output, chunk, chunks, threads, gpu_layers)
         done = run(options, lambda at, of: line.show("reading", at, of))
     _warn(done.warnings)
     if as_json:
@@ -201,6 +203,13 @@ def _show_made(made: Made, as_json: bool) -> None:
         typer.echo(f"against {made.report.source}, {made.report.scored} positions of {made.report.text}:")
         for text in table(made.report.models):
             typer.echo(text)
+
+
+def _source(text: str) -> Path:
+    """The folder or file that MODEL stands for; an alias is fetched."""
+    from .open import find_model
+
+    return Path(text) if Path(text).is_dir() else find_model(text)[0]
 
 
 def _pairs(items: Iterable[str]) -> tuple[tuple[str, str], ...]:
