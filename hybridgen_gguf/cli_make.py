@@ -127,8 +127,9 @@ def quantize(
 
     quantizing = QuantizeOptions(
         source=_source(model), target=output, type=type_name, imatrix=imatrix_file,
-        tensor_types=_pairs(tensor_type or ()), output_tensor_type=output_tensor_type, token_embedding_type=token_embedding_type, pure=pure,
-        keep_split=keep_split, allow_requantize=allow_requantize, strict=strict, threads=threads,
+        tensor_types=_pairs(tensor_type or ()), output_tensor_type=output_tensor_type,
+        token_embedding_type=token_embedding_type, pure=pure, keep_split=keep_split,
+        allow_requantize=allow_requantize, strict=strict, threads=threads,
     )  # fmt: skip
     options = MakeOptions(
         quantize=quantizing, target_bpw=target_bpw, target_bytes=_size(target_size), report=report or plot is not None,
