@@ -1,4 +1,4 @@
-"""Writes a benchmark's record: what was measured, on which machine, at which commit, when. For the scripts beside it."""
+"""Writes a benchmark's record: what was measured, on which machine, at which commit, when. For the scripts here."""
 
 from __future__ import annotations
 
