@@ -55,12 +55,13 @@ class Decision:
         # Falls at once, rises slowly: a growing context slows tokens down, another process does so all of a sudden.
         self._usual[self.threads] = seconds if usual is None else min(seconds, usual * 1.002)
 
-    def sample(self, others: float | None, now: float) -> int:
+    def sample(self, others: float | None, now: float, looks: int = 1) -> int:
         """A look at the system; the number of threads to use from here on.
 
-        `others`: how many of the CPUs other processes used since the last look; None: it can't be told.
+        `others`: how many of the CPUs other processes used since the last look; None: it can't be told. `looks`: how
+        many there would have been meanwhile, had a token not taken so long.
         """
-        chosen = self._by_time(now) if others is None else self._by_counters(others)
+        chosen = self._by_time(now) if others is None else self._by_counters(others, looks)
         if chosen != self.threads:
             self._recent.clear()
             self._calm = self._busy = 0
@@ -72,10 +73,10 @@ class Decision:
         usual = self._usual.get(self.threads)
         return usual is not None and len(self._recent) > 0 and statistics.median(self._recent) > _SLOWER * usual
 
-    def _by_counters(self, others: float) -> int:
+    def _by_counters(self, others: float, looks: int) -> int:
         target = min(max(math.floor(self.cpus - others + _ROUND_UP), 1), self.planned)
-        self._busy = self._busy + 1 if target < self.threads else 0
-        self._calm = self._calm + 1 if target > self.threads else 0
+        self._busy = self._busy + looks if target < self.threads else 0
+        self._calm = self._calm + looks if target > self.threads else 0
         clearly = math.floor(self.cpus - others + 2 * _ROUND_UP) < self.threads
         if target < self.threads and (self._busy >= _CALM or (self._slow and clearly)):
             return target
@@ -145,7 +146,7 @@ class Governor:
         self._next = now + SAMPLE_SECONDS
         used = None if seen is None or before is None else max(seen - before, 0.0) / max(now - then, 1e-6)
         was = self._decision.threads
-        threads = self._decision.sample(used, now)
+        threads = self._decision.sample(used, now, max(int((now - then) / SAMPLE_SECONDS), 1))
         if threads != was:
             self.changes += 1
             full = threads == self._decision.planned

@@ -68,9 +68,11 @@ def fingerprint_of(hardware: Hardware) -> str:
 
 def profile_path() -> Path:
     """Where the profile is kept."""
+    if chosen := os.environ.get("HGGUF_CACHE"):
+        return Path(chosen) / "profile.json"
     from platformdirs import user_cache_path
 
-    return Path(os.environ.get("HGGUF_CACHE") or user_cache_path("hgguf", appauthor=False)) / "profile.json"
+    return user_cache_path("hgguf", appauthor=False) / "profile.json"
 
 
 def save(profile: Profile, path: Path | None = None) -> Path:
@@ -194,9 +196,11 @@ def thread_counts(most: int) -> tuple[int, ...]:
 
 
 def busy_share() -> float:
-    """Share of the CPUs in use by others over 0.2 s in which this process sleeps."""
-    import psutil
-
+    """Share of the CPUs in use by others over 0.2 s in which this process sleeps; 0 where that can't be read."""
+    try:
+        import psutil
+    except ImportError:
+        return 0.0
     return float(psutil.cpu_percent(0.2)) / 100
 
 

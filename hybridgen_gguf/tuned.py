@@ -51,9 +51,11 @@ class Tuned:
 
 def tuned_path() -> Path:
     """Where tuned settings are kept."""
+    if chosen := os.environ.get("HGGUF_DATA"):
+        return Path(chosen) / "tuned.json"
     from platformdirs import user_data_path
 
-    return Path(os.environ.get("HGGUF_DATA") or user_data_path("hgguf", appauthor=False)) / "tuned.json"
+    return user_data_path("hgguf", appauthor=False) / "tuned.json"
 
 
 def key_of(hardware: Hardware, shape: ModelShape, limits: Limits) -> str:

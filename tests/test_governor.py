@@ -78,3 +78,12 @@ def test_counters_of_this_system() -> None:
     second = others_seconds()
     assert first is not None and second is not None
     assert first > 0 and second - first < 5
+
+
+def test_one_endless_token_is_enough() -> None:
+    """With several busy processes a token may take seconds: the first one must already count."""
+    machine = Machine(lambda _: True)
+    governor = Governor(machine, 2, 2, cpus=2, others=machine.others, clock=lambda: machine.now)
+    machine.now, machine.used = 4.0, 7.5
+    governor.on_token(4.0)
+    assert machine.threads == 1
