@@ -92,7 +92,8 @@ def _run(
         publish(scratch, options.target)
     finally:
         remove(scratch)
-    partial.unlink(missing_ok=True)
+    for path in (partial, partial.with_name(partial.name + ".new")):
+        path.unlink(missing_ok=True)
     return ImatrixResult(
         options.target, done["chunks"], done["resumed"], done["tokens"], done["entries"], digest, facts["text_sha256"],
         _warnings(done),

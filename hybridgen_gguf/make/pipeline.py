@@ -6,9 +6,8 @@ Invariant: files on the way lie beside the target under scratch names and are go
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, qu
 from .report import Report, ReportOptions, plot, report
 from .report import as_json as report_json
 from .sensitivity import Measurement, choose, measure
-from .target import check_source, check_target, remove, scratch_for
+from .target import check_source, check_target, sweep, work_folder
 
 Progress = Callable[[str, int, int], None]
 _MEASURED_CHUNKS = 4
@@ -64,8 +63,9 @@ def make(options: MakeOptions, progress: Progress) -> Made:
     """Writes the quantized file, its manifest, and the report when asked for. Raises what its steps raise."""
     _check(options)
     _check_target(options)
-    with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, warnings):
-        quantizing, measured = _with_chosen_types(options, quantizing, progress)
+    with stoppable(), work_folder(options.quantize.target) as work:
+        quantizing, warnings = _as_gguf(options.quantize, work, progress)
+        quantizing, measured = _with_chosen_types(options, quantizing, work, progress)
         result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
         found = _report(options, quantizing.source, result, progress) if options.report else None
     return Made(result, found, warnings + result.warnings, measured)
@@ -74,8 +74,9 @@ def make(options: MakeOptions, progress: Progress) -> Made:
 def plan(options: MakeOptions, progress: Progress) -> tuple[Forecast, HgError | None]:
     """The forecast, and the error with which `make` would refuse to begin."""
     _check(options)
-    with stoppable(), _as_gguf(options.quantize, progress) as (quantizing, _):
-        quantizing, _measured = _with_chosen_types(options, quantizing, progress)
+    with stoppable(), work_folder(options.quantize.target) as work:
+        quantizing, _warnings = _as_gguf(options.quantize, work, progress)
+        quantizing, _measured = _with_chosen_types(options, quantizing, work, progress)
         found = forecast(quantizing)
         try:
             refuse(quantizing, found)
@@ -120,21 +121,16 @@ def _check(options: MakeOptions) -> None:
         )
 
 
-@contextlib.contextmanager
-def _as_gguf(options: QuantizeOptions, progress: Progress) -> Iterator[tuple[QuantizeOptions, tuple[str, ...]]]:
-    """The options with a GGUF source; a folder is converted to a scratch file first."""
+def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[QuantizeOptions, tuple[str, ...]]:
+    """The options with a GGUF source, and warnings; a folder is converted into `work` first."""
     if not options.source.is_dir():
-        yield options, ()
-        return
+        return options, ()
     check_target(options.target, [options.source])
-    scratch = scratch_for(options.target)
-    between = scratch.with_name(scratch.name.removesuffix(".part") + ".gguf")
-    try:
-        done = convert(ConvertOptions(options.source, between, name=options.source.resolve().name), progress)
-        yield replace(options, source=between), done.warnings
-    finally:
-        remove(between)
-        remove(recipe.manifest_path(between))
+    sweep(options.target)
+    work.mkdir(exist_ok=True)
+    name = options.source.resolve().name
+    done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name), progress)
+    return replace(options, source=done.path), done.warnings
 
 
 def _check_target(options: MakeOptions) -> None:
@@ -144,7 +140,7 @@ def _check_target(options: MakeOptions) -> None:
 
 
 def _with_chosen_types(
-    options: MakeOptions, quantizing: QuantizeOptions, progress: Progress
+    options: MakeOptions, quantizing: QuantizeOptions, work: Path, progress: Progress
 ) -> tuple[QuantizeOptions, Measurement | None]:
     if options.target_bpw is None and options.target_bytes is None:
         return quantizing, None
@@ -155,9 +151,12 @@ def _with_chosen_types(
     base = replace(quantizing, type=quantizing.type or next((name for most, name in _NEAREST if bpw < most), "Q8_0"))
     first = forecast(base)
     refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
-    measured = options.measured or measure(
-        model, first, job_options(base, model, {}), _comparison(options, model.path, base, first), progress
-    )
+    measured = options.measured
+    if measured is None:
+        sweep(base.target)
+        work.mkdir(exist_ok=True)
+        comparison = _comparison(options, model.path, base, first, work)
+        measured = measure(model, first, job_options(base, model, {}), comparison, progress)
     header = first.bytes - sum(-(-tensor.bytes // 32) * 32 for tensor in first.tensors)
     for slack in (0, 4096):  # the recipe makes the header a little longer than the first forecast's
         budget = int(bpw * weights / 8) if options.target_bpw else (options.target_bytes or 0) - header - slack
@@ -169,7 +168,9 @@ def _with_chosen_types(
     return chosen, measured
 
 
-def _comparison(options: MakeOptions, source: Path, base: QuantizeOptions, first: Forecast) -> Mapping[str, Any]:
+def _comparison(
+    options: MakeOptions, source: Path, base: QuantizeOptions, first: Forecast, folder: Path
+) -> Mapping[str, Any]:
     return {
         "base": str(source),
         "text": str(options.text),
@@ -177,7 +178,7 @@ def _comparison(options: MakeOptions, source: Path, base: QuantizeOptions, first
         "most_chunks": options.most_chunks or _MEASURED_CHUNKS,
         "threads": base.threads or len(os.sched_getaffinity(0)),
         "gpu_layers": 0,
-        "folder": str(base.target.parent),
+        "folder": str(folder),
         "bytes_probe": 2 * sum(tensor.weights for tensor in first.tensors) + (64 << 20),
     }
 

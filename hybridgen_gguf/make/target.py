@@ -18,7 +18,7 @@ from ..errors import BadFile, NoSpace, NotFound, UsageError
 from ..printable import printable
 from ..units import format_size
 
-_SCRATCH = re.compile(r"\.hgguf-[0-9a-f]{12}-(\d+)\.part")
+_SCRATCH = re.compile(r"\.hgguf-[0-9a-f]{12}-(\d+)\.(?:part|work)")
 
 
 def shown(path: Path) -> str:
@@ -79,11 +79,21 @@ def scratch_for(target: Path) -> Path:
     return target.parent / f".hgguf-{digest}-{os.getpid()}.part"
 
 
+@contextlib.contextmanager
+def work_folder(target: Path) -> Iterator[Path]:
+    """The name of a folder beside the target for files on the way. Who needs it makes it; it is removed at the end."""
+    folder = scratch_for(target).with_suffix(".work")
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
 def sweep(target: Path) -> list[Path]:
     """Removes scratch files that processes no longer alive left for this target; returns what was removed."""
     removed = []
     prefix = scratch_for(target).name.rpartition("-")[0]
-    for path in target.parent.glob(f"{prefix}-*.part"):
+    for path in target.parent.glob(f"{prefix}-*"):
         match = _SCRATCH.fullmatch(path.name)
         if match is None or _alive(int(match[1])):
             continue

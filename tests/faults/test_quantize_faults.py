@@ -65,7 +65,10 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path: Path) -> None:
     other = scratch_for(tmp_path / "other.gguf")
     for path in (mine, left, other):
         path.write_text("half")
-    assert sweep(target) == [left]
+    folder = left.with_suffix(".work")
+    folder.mkdir()
+    (folder / "between.gguf").write_text("half")
+    assert sorted(sweep(target)) == [left, folder]
     assert sorted(tmp_path.iterdir()) == sorted([mine, other])
 
 
