@@ -14,16 +14,21 @@ from pathlib import Path
 from hybridgen_gguf.make.convert import converter_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-_OURS = ("ggml/src/ggml-cpu/hg-attention*", "ggml/include/hg.h")
+_HEADERS = ("ggml/include", "ggml/src", "ggml/src/ggml-cpu")
+_TAKEN = (*(f"{folder}/*.h" for folder in _HEADERS), "ggml/src/ggml-cpu/hg-attention*")
 
 
 def kernel_sources(folder: Path) -> Path:
-    """Writes our files of the patch series, and nothing else, into `folder`."""
+    """Writes the patched headers and the kernels, and nothing else, into `folder`."""
+    pinned = converter_folder()
+    for name in _HEADERS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for header in (pinned / name).glob("*.h"):
+            shutil.copy(header, folder / name)
     series = (ROOT / "patches" / "series").read_text(encoding="utf-8").splitlines()
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
-    folder.mkdir(parents=True, exist_ok=True)
     for name in (line.strip() for line in series if line.strip() and not line.startswith("#")):
-        only = [f"--include={pattern}" for pattern in _OURS]
+        only = [f"--include={pattern}" for pattern in _TAKEN]
         command = ["git", "apply", "--whitespace=nowarn", *only, str(ROOT / "patches" / name)]
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     return folder
@@ -32,13 +37,10 @@ def kernel_sources(folder: Path) -> Path:
 def compile_driver(compiler: str, flags: list[str], folder: Path) -> Path:
     """The driver as a program in `folder`. Fails the test with the compiler's words when it does not compile."""
     sources = kernel_sources(folder / "source")
-    headers = [sources / "ggml/include", sources / "ggml/src/ggml-cpu"]
-    pinned = converter_folder()
-    headers += [pinned / "ggml/include", pinned / "ggml/src", pinned / "ggml/src/ggml-cpu"]
     program = folder / "attention_driver"
     command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-unused-function", *flags]
-    command += [f"-I{path}" for path in headers]
-    command += [str(ROOT / "tests/engine/attention_driver.cpp"), str(headers[1] / "hg-attention.cpp")]
+    command += [f"-I{sources / name}" for name in _HEADERS]
+    command += [str(ROOT / "tests/engine/attention_driver.cpp"), str(sources / "ggml/src/ggml-cpu/hg-attention.cpp")]
     done = subprocess.run([*command, "-pthread", "-o", str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
