@@ -123,7 +123,7 @@ def worker(job: dict[str, Any]) -> None:
     parameters.n_gpu_layers = job["ngl"]
     kept = _overrides(base, ggml, job["overrides"])
     if kept is not None:
-        parameters.tensor_buft_overrides = ctypes.cast(kept, type(parameters.tensor_buft_overrides))
+        parameters.tensor_buft_overrides = ctypes.cast(kept, ctypes.c_void_p)
     model = api.llama_model_load_from_file(job["model"].encode(), parameters)
     if not model:
         print(json.dumps({"failed": "the model was not loaded"}))
@@ -230,9 +230,8 @@ class Bench:
 
     def profile(self) -> None:
         from hybridgen_gguf import profile
-        from hybridgen_gguf.measuring import machine
 
-        found = profile.measure(machine(()))
+        found = profile.measure(machine())
         profile.save(found)
         self.say(what="profile", **profile.as_json(found))
 
@@ -253,12 +252,11 @@ class Bench:
             (self.work / f"{name}-{n_ctx}.state").unlink(missing_ok=True)
 
     def planned(self, path: Path, n_ctx: int, budget: int) -> dict[str, Any]:
-        from hybridgen_gguf.measuring import machine
         from hybridgen_gguf.plan import Limits, make_plan
         from hybridgen_gguf.profile import with_known_rates
         from hybridgen_gguf.shape import read_shape
 
-        hardware, why = with_known_rates(machine(()))
+        hardware, why = with_known_rates(machine())
         shape = read_shape(path)
         limits = Limits(n_ctx=n_ctx, vram=budget, goal="decode", depth=n_ctx - 256, threads=self.threads)
         try:
@@ -273,9 +271,8 @@ class Bench:
 
     def fitted(self, path: Path, n_ctx: int, budget: int) -> dict[str, Any]:
         """What stock's llama-fit-params chooses when it has to leave all but the budget free."""
-        from hybridgen_gguf.measuring import machine
 
-        device = machine(()).devices[0]
+        device = machine().devices[0]
         margin = (device.memory_free - budget) >> 20
         command = [str(self.stock / "llama-fit-params"), "-m", str(path), "-c", str(n_ctx), "-fa", "on",
                    "-fitt", str(margin)]  # fmt: skip
@@ -322,6 +319,16 @@ class Bench:
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             self.say(what="summary", pairs=len(pairs), compared=len(ratios), geometric_mean=round(mean, 3),
                      least=round(min(ratios), 3), failed=len(pairs) - len(ratios))  # fmt: skip
+
+
+def machine() -> Any:
+    """This machine with the devices that our engine sees; needs none of the packages for the command line."""
+    from hybridgen_gguf.engine.child import Child
+    from hybridgen_gguf.loader import with_engine_devices
+    from hybridgen_gguf.probe import read_hardware
+
+    with Child() as child:
+        return with_engine_devices(read_hardware(), child)
 
 
 def _oracle(path: Path, hardware: Any, shape: Any) -> Any:
