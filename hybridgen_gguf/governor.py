@@ -9,11 +9,13 @@ Knows no engine. Invariant: 1 <= threads <= the planned number; on an idle machi
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 SAMPLE_SECONDS = 0.2  # between two looks at the system's counters, which count in hundredths of a second
@@ -158,8 +160,6 @@ class Governor:
 
 
 def _allowed_cpus() -> int:
-    import os
-
     if hasattr(os, "sched_getaffinity"):
         return max(len(os.sched_getaffinity(0)), 1)
     return os.cpu_count() or 1
@@ -167,17 +167,26 @@ def _allowed_cpus() -> int:
 
 def others_seconds() -> float | None:
     """CPU seconds used so far by all processes on the CPUs of this one, less its own; None where that can't be read."""
-    import os
+    try:
+        text = Path("/proc/stat").read_text(encoding="ascii")
+    except OSError:
+        return _others_elsewhere()
+    allowed = os.sched_getaffinity(0)
+    total = 0
+    for line in text.splitlines():
+        name, *values = line.split()
+        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in allowed:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(value) for value in values[:8])
+            total += user + nice + system + irq + softirq + steal
+    return total / os.sysconf("SC_CLK_TCK") - time.process_time()
 
+
+def _others_elsewhere() -> float | None:
+    """Without Linux's counters: the whole machine's."""
     import psutil
 
     try:
-        times = psutil.cpu_times(percpu=True)
+        times = psutil.cpu_times()
     except (OSError, RuntimeError):
         return None
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(times)))
-    if max(allowed) >= len(times):
-        return None
-    names = ("user", "nice", "system", "irq", "softirq", "steal")
-    total = sum(float(getattr(times[cpu], name, 0.0)) for cpu in allowed for name in names)
-    return total - time.process_time()
+    return float(times.user + times.system) - time.process_time()

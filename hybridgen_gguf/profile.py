@@ -26,6 +26,7 @@ from .rates import ATTENTION, FEW_CELLS, LONG_ROW, MANY_CELLS, MATMUL, MATVEC, N
 
 MOST_SECONDS = 20.0
 MOST_AGE = timedelta(days=30)
+MOST_BUSY = 0.5
 _SECONDS = MOST_SECONDS - 3  # a measurement that has begun is ended
 _VERSION = 1
 #: formats that most files are made of; of the others the planner takes the nearest
@@ -116,6 +117,8 @@ def with_profile(hardware: Hardware, profile: Profile | None) -> tuple[Hardware,
         return hardware, "this machine was not measured yet: run `hgguf profile`"
     if profile.fingerprint != fingerprint_of(hardware):
         return hardware, "the profile is of another machine, engine or set of devices: run `hgguf profile` again"
+    if profile.busy > MOST_BUSY:  # rates of several threads are then far too low, and a plan by them is worse than none
+        return hardware, "the profile was measured on a busy machine: run `hgguf profile` again"
     old = f"the profile is {profile.age.days} days old: run `hgguf profile` again" if profile.age > MOST_AGE else ""
     return merged(hardware, profile.hardware), old
 

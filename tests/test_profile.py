@@ -63,6 +63,8 @@ def test_used_on_this_machine_alone(engine: Library) -> None:
     assert other == hardware and "another machine" in why
     old, why = with_profile(hardware, entry(hardware, timedelta(days=40)))
     assert old.cpu.kernels and "40 days" in why
+    busy, why = with_profile(hardware, replace(entry(hardware), busy=0.9))
+    assert busy == hardware and "busy" in why
     assert with_profile(hardware, None) == (hardware, "this machine was not measured yet: run `hgguf profile`")
 
 
