@@ -166,7 +166,8 @@ def plot(models: Sequence[Quality], target: Path) -> Path:
     axes = figure.subplots()
     axes.set_yscale("log")
     axes.set_xlabel("bits per weight")
-    axes.set_ylabel("KL divergence from the source, nats a token (mean; bar: to the 99 % point)")
+    axes.set_ylabel("KL divergence, nats a token (dot: mean, bar: to 99 %)")
+    axes.margins(x=0.15)
     for q in models:
         low = max(q.kld_mean, 1e-7)
         axes.plot([q.bpw, q.bpw], [low, max(q.kld_99, low)], color="0.7", linewidth=1)
