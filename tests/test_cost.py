@@ -1,0 +1,73 @@
+"""Predicted seconds: what they must grow with, and how rates are looked up between those measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planned import dense, gpu, machine
+
+from hybridgen_gguf.cost import CostModel, work_of
+from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.plan import Limits, MemoryUse, make_plan, predict
+from hybridgen_gguf.rates import CPU, Product, Rates, Use
+
+SHAPE = dense(8, 1024, 2816, 16, 4, 32000)
+CARD = machine(8, 60, 28, gpu("GPU0", 8, 400, 30))
+USE = Use(1024, "f16", "f16", 8, 8, 512)
+
+
+def seconds(hardware: Hardware, use: Use, place: str = CPU, reading: bool = False) -> float:
+    model = CostModel(Rates(hardware), work_of(SHAPE), use)
+    costs = model.reading(place) if reading else model.writing(place)
+    return sum(cost.mixer + cost.cache + cost.heavy for cost in costs)
+
+
+@pytest.mark.parametrize("place", [CPU, "GPU0"])
+@pytest.mark.parametrize("reading", [True, False])
+def test_never_falls_with_depth(place: str, reading: bool) -> None:
+    depths = (1, 100, 256, 1000, 1024, 1025, 4096, 8192, 10000, 100000)
+    found = [seconds(CARD, replace(USE, depth=depth), place, reading) for depth in depths[1:]]
+    assert found == sorted(found) or reading  # a longer prompt shares the output's cost among more tokens
+    assert all(value > 0 for value in found)
+
+
+def test_a_rate_that_falls_with_depth_never_makes_time_fall() -> None:
+    slow = replace(CARD.cpu, kernels=tuple(
+        replace(rate, gflops=rate.gflops / 20) if rate.operation == "attention-8192" else rate
+        for rate in CARD.cpu.kernels
+    ))  # fmt: skip
+    found = [seconds(replace(CARD, cpu=slow), replace(USE, depth=depth)) for depth in (1000, 2000, 8000, 30000, 120000)]
+    assert found == sorted(found)
+
+
+def test_a_device_is_faster_and_more_threads_help() -> None:
+    assert seconds(CARD, USE, "GPU0") < seconds(CARD, USE)
+    assert seconds(CARD, USE) < seconds(CARD, replace(USE, threads=4)) < seconds(CARD, replace(USE, threads=1))
+
+
+def test_between_thread_counts() -> None:
+    rates, product = Rates(CARD), Product("Q4_K", 4096, 4096)
+    one, two, eight = (rates.matvec(CPU, product, threads) for threads in (1, 2, 8))
+    assert eight < two < one
+
+
+def test_an_unknown_type_takes_the_nearest() -> None:
+    rates = Rates(CARD)
+    q5, q4, q8 = (rates.matvec(CPU, Product(kind, 4096, 4096), 8) for kind in ("Q5_K", "Q4_K", "Q8_0"))
+    assert q4 < q5 < q8
+
+
+def test_share_of_experts() -> None:
+    rates = Rates(CARD)
+    every, few = (rates.matvec(CPU, Product("Q4_K", 65536, 1024, share), 8) for share in (1.0, 0.0625))
+    assert few == pytest.approx(every / 16)
+
+
+def test_nominal_rates_are_positive_and_predict_nothing() -> None:
+    bare = replace(CARD, cpu=replace(CARD.cpu, kernels=()), memory=replace(CARD.memory, read=()), links=(),
+                   devices=(replace(CARD.devices[0], kernels=(), read_gbps=None),))  # fmt: skip
+    assert 0 < seconds(bare, USE, "GPU0") < seconds(bare, USE)
+    plan = make_plan(machine(8, 60, 28), SHAPE, Limits(n_ctx=1024), lambda _: (MemoryUse("CPU", 0, 0, 0),))
+    assert predict(Rates(bare), work_of(SHAPE), plan, 512) is None
+    assert predict(Rates(CARD), work_of(SHAPE), plan, 512) is not None
