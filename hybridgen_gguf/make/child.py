@@ -138,19 +138,26 @@ def _end(child: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
+class _StoppedError(BaseException):
+    """SIGTERM came."""
+
+
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turns SIGTERM into an ordinary exit, so that `finally` runs; only the main thread may do that."""
+    """Lets `finally` run after SIGTERM, then dies of it as usual; only the main thread may do that."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
-    def stop(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
+    def stop(_number: int, _frame: object) -> NoReturn:
+        raise _StoppedError
 
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except _StoppedError:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
