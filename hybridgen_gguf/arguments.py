@@ -201,6 +201,8 @@ def question_of(flags: PromptFlags) -> Question:
     """The prompt from -p, -f or standard input. Raises UsageError when there is none."""
     if flags.prompt is not None and flags.file is not None:
         raise UsageError("-p and -f were both given", "give one of them")
+    if "" in (flags.stop or ()):
+        raise UsageError("a stop string cannot be empty", "leave it out, or give at least one character")
     if flags.predict < -2:
         raise UsageError(f"-n {flags.predict} is out of range", "give a number of tokens, or -1 for no limit")
     if flags.raw and flags.system is not None:

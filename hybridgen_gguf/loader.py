@@ -28,7 +28,7 @@ from .shape import ModelShape, read_shape
 from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
-_CELL_BYTES = 64  # what llama_kv_cells keeps for a cell besides K and V
+_MOST_CELLS = 1 << 23  # llama_kv_cells keeps some 50 bytes for a cell besides K and V: 0.4 GB
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _oracle(child: Child, shape: ModelShape, hardware: Hardware) -> Callable[[Pl
         if key not in known:
             guess = _forecast(shape, plan)
             # Counting takes memory for each cell, so a context that no machine of this size holds is not asked about.
-            absurd = guess[0].total + _CELL_BYTES * plan.n_ctx > machine
+            absurd = guess[0].total > machine or plan.n_ctx > _MOST_CELLS
             known[key] = guess if absurd else by_device(child.memory(shape.file.path, *key)) or guess
         return known[key]
 

@@ -190,7 +190,7 @@ def _fit_host(given: Given, plan: Plan) -> tuple[Plan, tuple[MemoryUse, ...]]:
     room = largest_context(given.hardware, given.limits, plan, given.bytes_of)
     limit = "--ram" if given.limits.ram is not None and budget == given.limits.ram else "free memory"
     if room and given.limits.n_ctx is None:
-        given.notes.because("n_ctx", room, f"capped by {limit} ({format_size(budget)})")
+        given.notes.instead("n_ctx", room, f"capped by {limit} ({format_size(budget)})")
         given.notes.warnings.append(f"context capped to {room} tokens by {limit}")
         capped = replace(plan, n_ctx=room)
         return capped, given.bytes_of(capped)

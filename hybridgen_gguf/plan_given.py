@@ -30,6 +30,11 @@ class Notes:
     def because(self, name: str, value: object, why: str) -> None:
         self.reasons.append(Reason(name, str(value), why))
 
+    def instead(self, name: str, value: object, why: str) -> None:
+        """A reason that takes the place of an earlier one."""
+        self.reasons[:] = [reason for reason in self.reasons if reason.name != name]
+        self.because(name, value, why)
+
 
 @dataclass(frozen=True)
 class Given:

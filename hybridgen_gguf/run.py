@@ -46,6 +46,20 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def interruptible_load() -> Iterator[Callable[[], bool]]:
+    """As `interruptible`, for calls into the engine: an exception inside one of its callbacks would be swallowed.
+
+    Raises KeyboardInterrupt at the end when Ctrl-C came.
+    """
+    with interruptible() as asked:
+        try:
+            yield asked
+        finally:
+            if asked():
+                raise KeyboardInterrupt
+
+
 def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
     """`open.find_model` with a progress bar."""
     from .open import find_model
@@ -71,14 +85,14 @@ def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
     from .engine.handles import set_numa, start
     from .open import open_prepared
 
-    start(echo_log=bool(os.environ.get("HGGUF_DEBUG")))
-    if place.numa is not None:
-        set_numa(place.numa)
-    with show.progress("loading") as progress:
+    with show.progress("loading") as progress, interruptible_load() as asked:
+        start(echo_log=bool(os.environ.get("HGGUF_DEBUG")))
+        if place.numa is not None:
+            set_numa(place.numa)
 
         def report(share: float) -> bool:
             progress(round(share * 100), 100)
-            return True
+            return not asked()
 
         return open_prepared(prepared, report)
 
@@ -93,7 +107,7 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
     from .loader import open_vocabulary
     from .shape import read_shape
 
-    with open_vocabulary(read_shape(path)) as vocabulary:
+    with interruptible_load(), open_vocabulary(read_shape(path)) as vocabulary:
         return len(vocabulary.tokenize(text.encode("utf-8"), False, False)) + room
 
 
@@ -111,14 +125,16 @@ def run_verb(
     from .chat_template import Renderer
     from .generate import GenerateOptions, merged
     from .prompt import Message
+    from .sample import check_seed
 
     question = question_of(ask)
+    seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
     path, suggested = find_shown(model)
     options = merged(
         GenerateOptions(
             max_tokens=None if ask.predict < 0 else ask.predict,
             stop=tuple(ask.stop or ()),
-            seed=None if sampling.seed == -1 else sampling.seed,
+            seed=seed,
             ignore_end=ask.ignore_eos,
         ),
         sample_changes(sampling, suggested),

@@ -291,7 +291,9 @@ def test_wrong_environment(tiny: Path, capsys: Capture, name: str, value: str, n
 
 def test_a_saved_plan_fixes_what_flags_leave_open(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
     saved = tmp_path / "plan.json"
-    saved.write_text(call(capsys, "plan", tiny, "--json", "-c", 512, "-t", 2, "-b", 64, "-ub", 32).out, encoding="utf-8")
+    saved.write_text(
+        call(capsys, "plan", tiny, "--json", "-c", 512, "-t", 2, "-b", 64, "-ub", 32).out, encoding="utf-8"
+    )
     again = call(capsys, "plan", tiny, "--json", "--plan", saved, HGGUF_THREADS="").json["plan"]
     assert (again["n_ctx"], again["threads"]["decode"]) == (512, 2)
     assert again["batch"] == {"n_batch": 64, "n_ubatch": 32}
@@ -301,7 +303,18 @@ def test_a_saved_plan_fixes_what_flags_leave_open(tiny: Path, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "5", "{}", '{"plan": []}', '{"plan": {"n_ctx": 1e400}}', "[" * 100_000, "\x00", '{"plan": {"n_ctx": -5}}']
+    "text",
+    [
+        "",
+        "[]",
+        "5",
+        "{}",
+        '{"plan": []}',
+        '{"plan": {"n_ctx": 1e400}}',
+        "[" * 100_000,
+        "\x00",
+        '{"plan": {"n_ctx": -5}}',
+    ],
 )
 def test_what_is_no_plan(tiny: Path, tmp_path: Path, capsys: Capture, text: str) -> None:
     saved = tmp_path / "plan.json"
