@@ -85,10 +85,18 @@ def test_a_state_does_not_tell_where_cells_lay(rpc_device: str, model: Path) -> 
         assert_same(found)
 
 
-def test_a_quantized_host_tier_costs_less_than_a_quantized_cache(rpc_device: str, smollm2: Path) -> None:
-    found = scenario("quantized", rpc_device, smollm2)
-    assert found["tiers"]["kl"] < 2 * found["stock"]["kl"] + 1e-3, found
-    assert found["device"]["kl"] < 2 * found["stock"]["kl"] + 1e-3, found
+@pytest.fixture(scope="module")
+def wide(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with F32 weights: its quantized products move the logits more than a quantized cache does."""
+    from attention_quality import widened
+
+    return widened(smollm2, tmp_path_factory.mktemp("wide"))
+
+
+def test_a_quantized_host_tier_costs_less_than_a_quantized_cache(rpc_device: str, wide: Path) -> None:
+    found = scenario("quantized", rpc_device, wide)
+    assert 0 < found["tiers"] < found["stock"], found
+    assert found["device"] < 1.2 * found["stock"], found
 
 
 def test_greedy_text_of_a_real_model(rpc_device: str, smollm2: Path) -> None:
