@@ -2,10 +2,10 @@
 
     python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
-Stages: bandwidth; f16 and q8_0 (32,768 tokens, a quarter of the KV on the device, against stock); details (contexts that
-fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a measurement: a run that is cut
-off keeps what it has. Caches are filled once with all on the device; each configuration restores that state, which does
-not depend on where cells lie.
+Stages: bandwidth; f16 and q8_0 (32,768 tokens, a quarter of the KV on the device, against stock); details
+(contexts that fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a
+measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
+configuration restores that state, which does not depend on where cells lie.
 """
 
 from __future__ import annotations

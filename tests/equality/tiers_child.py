@@ -215,7 +215,7 @@ def state(model: Model) -> Any:
 
 
 def quantized(model: Model) -> Any:
-    """Median divergence from f16 of a q8_0 host tier, and of stock with all cells in q8_0; a mean hangs on few tokens."""
+    """Median divergence from f16 of a q8_0 host tier, and of stock with all cells in q8_0."""
     text = model.tokenize(Path(__file__).with_name("tiers_text.txt").read_bytes(), True, False)[:256]
     host = Tiers(64, type_k="q8_0", type_v="q8_0", cpu_tokens=64)
     ways = {"f16": (None, "f16"), "tiers": (host, "f16"), "stock": (None, "q8_0"), "device": (Tiers(64), "q8_0")}
