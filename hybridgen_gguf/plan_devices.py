@@ -20,6 +20,8 @@ from .rates import CPU
 from .units import format_size
 
 ANSWER_TOKENS = 256  # of the goal `mixed`, after a prompt of the expected depth
+_LARGER_BATCHES = (1024, 2048)
+_WORTH = 1.03  # times the least seconds: memory is not spent on less
 _TRIES = 5  # questions about placements before the search gives up on exactness
 
 
@@ -31,7 +33,25 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     free = not (limits.overrides or limits.tensor_split or limits.split_mode != "layer")
     if limits.n_gpu_layers is not None or not free:
         return _layers_by_count(given, plan, budgets)
-    return _fastest(given, plan, budgets) or _layers_by_count(given, plan, budgets)
+    found = [fast for size in _batches(given, plan, budgets) if (fast := _fastest(given, size, budgets)) is not None]
+    if not found:
+        return _layers_by_count(given, plan, budgets)
+    least = min(placed.seconds for _, placed, _ in found)
+    chosen, placed, problem = next(fast for fast in found if fast[1].seconds <= least * _WORTH)  # smaller ones first
+    if chosen.n_ubatch != plan.n_ubatch:
+        why = "weights on the host cross the link once for each batch, so larger ones read prompts faster"
+        given.notes.instead("n_ubatch", chosen.n_ubatch, why)
+    _explain_placement(given, problem, placed, budgets)
+    return _without_scratch(given, chosen, budgets)
+
+
+def _batches(given: Given, plan: Plan, budgets: Mapping[str, int]) -> list[Plan]:
+    """The plan with each batch size worth asking for: only prompts gain by larger ones, and each costs questions."""
+    limits = given.limits
+    left_open = limits.n_ubatch is None and limits.n_batch is None
+    if limits.goal != "prompt" or not left_open or not any(map(given.rates.computes_host_weights, budgets)):
+        return [plan]
+    return [replace(plan, n_ubatch=size) for size in (plan.n_ubatch, *_LARGER_BATCHES) if size <= plan.n_batch]
 
 
 def _without_device(given: Given, plan: Plan) -> Plan:
@@ -83,7 +103,7 @@ def _excess(used: tuple[MemoryUse, ...], budgets: Mapping[str, int]) -> dict[str
     return {device: size for device, size in over.items() if size > 0}
 
 
-def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Plan | None:
+def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> tuple[Plan, Placement, Problem] | None:
     """The placement with the least predicted seconds, by exact bytes; None when the search comes to no end."""
     problem = _problem(given, plan, budgets)
     reserve = dict.fromkeys(budgets, 4 * plan.n_ubatch * (2 * given.shape.n_ff + 4 * given.shape.n_embd))  # a guess
@@ -107,10 +127,7 @@ def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Plan | Non
         for device in budgets:  # what a layer adds to scratch memory is not known, so a little is put aside
             margin = budgets[device] >> 8 if excess else 0
             reserve[device] = max(beyond.get(device, 0), 0) + margin if best is None or not excess else reserve[device]
-    if best is None:
-        return None
-    _explain_placement(given, problem, best[1], budgets)
-    return _without_scratch(given, best[0], budgets)
+    return None if best is None else (*best, problem)
 
 
 def _problem(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Problem:

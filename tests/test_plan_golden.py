@@ -47,7 +47,7 @@ def test_golden(name: str) -> None:
             lines += [f"{use.device:5} weights {format_size(use.weights):>10}, KV {format_size(use.kv):>10}, scratch "
                       f"{format_size(use.compute):>10}, total {format_size(use.total):>10}\n" for use in plan.memory]  # fmt: skip
             lines += [f"{reason.name}: {reason.value} ({reason.why})\n" for reason in plan.reasons
-                      if not reason.name.startswith(("memory", "kv type", "n_ubatch", "n_ctx"))]  # fmt: skip
+                      if not reason.name.startswith(("memory", "kv type", "n_ctx"))]  # fmt: skip
     text, path = "".join(lines), GOLDEN / f"plan_{name}.txt"
     if os.environ.get("HGGUF_GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
