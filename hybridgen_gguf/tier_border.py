@@ -13,8 +13,9 @@ from dataclasses import dataclass
 class TierRates:
     """Measured rates in bytes of host KV a second.
 
-    cpu: the CPU's attention to host cells with one token in the micro-batch. cpu_rows: query rows that share one read of a
-    KV head before the CPU is bound by arithmetic; beyond, its time grows with the rows. link: copies from host to device.
+    cpu: the CPU's attention to host cells with one token in the micro-batch. cpu_rows: query rows that share one read
+    of a KV head before the CPU is bound by arithmetic; beyond, its time grows with the rows. link: copies from host
+    to device.
     """
 
     cpu: float
@@ -23,7 +24,7 @@ class TierRates:
 
 
 def cpu_tokens(rates: TierRates, heads_per_kv_head: int, most: int = 64) -> int:
-    """The largest micro-batch, at most `most` tokens, whose attention to host cells is no slower on the CPU; 0: none is."""
+    """The largest micro-batch, at most `most` tokens, whose host attention is no slower on the CPU; 0: none is."""
     if rates.cpu <= 0 or rates.link <= 0:
         return 0
     best = 0
