@@ -91,7 +91,7 @@ def _say_why_again(found: Profile, hardware: Hardware, show_only: bool) -> None:
 def _measured(hardware: Hardware, model: str | None, rpc: tuple[str, ...]) -> Profile:
     from .engine.handles import start
     from .open import find_model
-    from .profile import measure
+    from .profiling import measure
 
     library = start()
     for endpoint in rpc:

@@ -229,9 +229,9 @@ class Bench:
         return path
 
     def profile(self) -> None:
-        from hybridgen_gguf import profile
+        from hybridgen_gguf import profile, profiling
 
-        found = profile.measure(machine())
+        found = profiling.measure(machine())
         profile.save(found)
         self.say(what="profile", **profile.as_json(found))
 

@@ -43,8 +43,8 @@ def test_doctor(engine: Library) -> None:
 def test_profile_measures_once_and_shows(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound):
         run("profile", "--show")
-    monkeypatch.setattr("hybridgen_gguf.profile.WEIGHT_TYPES", ("Q4_K",))
-    monkeypatch.setattr("hybridgen_gguf.profile.CACHE_TYPES", ("F16",))
+    monkeypatch.setattr("hybridgen_gguf.profiling.WEIGHT_TYPES", ("Q4_K",))
+    monkeypatch.setattr("hybridgen_gguf.profiling.CACHE_TYPES", ("F16",))
     measured = run("profile")
     assert {"cpu", "memory", "devices", "links", "disk"} <= set(measured)
     assert measured["memory"]["read_gbps"]["1"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf import profile
+from hybridgen_gguf import profile, profiling
 from hybridgen_gguf.engine.kernels import Attention, Kernels, Matrices
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import EngineError
@@ -23,7 +23,7 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 @pytest.fixture(scope="module")
 def measured(engine: Library) -> Profile:
     hardware = read_hardware()
-    return profile.measure(replace(hardware, cpu=replace(hardware.cpu, usable_threads=1)), seconds=6.0)
+    return profiling.measure(replace(hardware, cpu=replace(hardware.cpu, usable_threads=1)), seconds=6.0)
 
 
 def test_measures_what_the_planner_needs(measured: Profile) -> None:
@@ -76,7 +76,7 @@ def test_another_device_is_another_machine(engine: Library) -> None:
 
 @pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (16, (1, 2, 4, 8, 16))])
 def test_thread_counts(most: int, counts: tuple[int, ...]) -> None:
-    assert profile.thread_counts(most) == counts
+    assert profiling.thread_counts(most) == counts
 
 
 def test_kernels_on_the_rpc_device(engine: Library, rpc_device: str) -> None:
