@@ -132,9 +132,9 @@ class PlaceFlags:
     plan: Annotated[
         str | None, _plain(PLACE, "Use the plan in this file (made by `hgguf plan --json`).", "--plan", metavar="FILE")
     ] = None
-    goal: Annotated[
-        str, _flag(PLACE, "What the plan is to be fast at.", "--goal", metavar="decode|prompt|mixed")
-    ] = "mixed"
+    goal: Annotated[str, _flag(PLACE, "What the plan is to be fast at.", "--goal", metavar="decode|prompt|mixed")] = (
+        "mixed"
+    )
     depth: Annotated[
         int | None,
         _flag(PLACE, "Tokens expected in the context; none: what prompt and answer need, or half of it.", "--depth"),
