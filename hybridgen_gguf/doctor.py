@@ -1,7 +1,7 @@
 """What in the set-up of a machine costs speed: Hardware and facts → findings with cost and the command that mends them.
 
 `examine` is pure; `read_facts` asks the engine and the system for what Hardware does not hold. Costs are measured where
-a profile holds them and documented otherwise; the sentence says which.
+a profile holds them and estimates otherwise; the sentence says which.
 Invariant: a finding names something that can be mended, by a command that can be copied.
 """
 
@@ -25,7 +25,7 @@ _BIG = 4 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """`name` for programs; one sentence `what`; what it costs (`measured` or documented); how to mend it."""
+    """`name` for programs; one sentence `what`; what it costs (`measured` or an estimate); how to mend it."""
 
     name: str
     what: str
@@ -113,7 +113,7 @@ def _engine(facts: Facts) -> Iterator[Finding]:
     elif not facts.patched:
         yield Finding(
             "engine unpatched", "the engine is a stock llama.cpp without this project's patches",
-            "attention over long contexts on the CPU is 4 to 20 times slower (documented), and bytes are estimated",
+            "attention over long contexts on the CPU is 4 to 20 times slower (measured by this project on two machines), and bytes are estimated",
             False, "scripts/setup",
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ def _gpu_without_backend(facts: Facts) -> Iterator[Finding]:
     elif facts.nvidia_seen and facts.engine and not facts.gpu_backends:
         yield Finding(
             "engine without GPU", "there is an NVIDIA card, but this engine was built without CUDA",
-            "the card is not used at all: reading prompts is 10 to 100 times slower (documented)",
+            "the card is not used at all: reading prompts is 10 to 100 times slower (estimate)",
             False, "scripts/setup --cuda on",
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ def _governor(hardware: Hardware) -> Iterator[Finding]:
     if hardware.cpu.governor in ("powersave", "conservative", "ondemand") and sys.platform.startswith("linux"):
         yield Finding(
             "cpu governor", f"the CPU frequency governor is '{hardware.cpu.governor}'",
-            "the first tokens after a pause run at a low clock; up to 20 % while writing (documented; unless active "
+            "the first tokens after a pause run at a low clock; up to 20 % while writing (estimate; unless active "
             "intel_pstate or amd-pstate decide anyway)",
             False, "sudo cpupower frequency-set -g performance",
         )  # fmt: skip
@@ -192,7 +192,7 @@ def _swap(hardware: Hardware) -> Iterator[Finding]:
             "swap", f"the model may be swapped out (swappiness {memory.swappiness}), and locking it is not allowed",
             "a layer that was swapped out is read back at the disk's speed: "
             + (f"{hardware.disk.read_gbps:.1f} GB/s (measured)" if hardware.disk and hardware.disk.read_gbps
-               else "0.1 to 3 GB/s (documented)"),
+               else "0.1 to 3 GB/s (estimate)"),
             bool(hardware.disk and hardware.disk.read_gbps), "sudo sysctl vm.swappiness=1",
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ def _huge_pages(hardware: Hardware) -> Iterator[Finding]:
     if memory.transparent_huge_pages == "never" and not memory.huge_pages_total:
         yield Finding(
             "huge pages", "there are no 2 MiB pages: transparent ones are off, and none are reserved",
-            "3 to 10 % of the speed of reading weights and cache, by address translation (documented)", False,
+            "3 to 10 % of the speed of reading weights and cache, by address translation (estimate)", False,
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         )  # fmt: skip
 
@@ -222,14 +222,14 @@ def _numa(hardware: Hardware) -> Iterator[Finding]:
     if len(nodes) > 1:
         yield Finding(
             "numa", f"there are {len(nodes)} memory nodes, and nothing keeps threads near their weights",
-            "reading from the other node runs at a half to two thirds of the speed (documented)", False,
+            "reading from the other node runs at a half to two thirds of the speed (estimate)", False,
             "hgguf run --numa distribute ...  # or, for a model that fits one node: numactl -N 0 -m 0 hgguf run ...",
         )  # fmt: skip
     for device in hardware.devices:
         if device.numa_node is not None and len(nodes) > 1:
             yield Finding(
                 f"numa {device.name}", f"{device.name} hangs on node {device.numa_node} of {len(nodes)}",
-                "copies that cross nodes lose up to a third (documented)", False,
+                "copies that cross nodes lose up to a third (estimate)", False,
                 f"numactl -N {device.numa_node} hgguf run ...",
             )  # fmt: skip
 
@@ -238,7 +238,7 @@ def _wait_policy(facts: Facts) -> Iterator[Finding]:
     if facts.wait_policy.lower() == "passive":
         yield Finding(
             "wait policy", "OMP_WAIT_POLICY is 'passive': threads sleep at every step of a layer",
-            "a third of the speed of small models on an idle machine (documented); it helps only while others are busy",
+            "threads must be woken at each of some hundred steps of a token (not measured); it helps only while others are busy",
             False, "unset OMP_WAIT_POLICY",
         )  # fmt: skip
 
