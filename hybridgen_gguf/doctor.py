@@ -113,7 +113,8 @@ def _engine(facts: Facts) -> Iterator[Finding]:
     elif not facts.patched:
         yield Finding(
             "engine unpatched", "the engine is a stock llama.cpp without this project's patches",
-            "attention over long contexts on the CPU is 4 to 20 times slower (measured by this project on two machines), and bytes are estimated",
+            "attention over long contexts on the CPU is 4 to 20 times slower (measured on two other machines), and bytes "
+            "are estimated",
             False, "scripts/setup",
         )  # fmt: skip
 
@@ -238,7 +239,8 @@ def _wait_policy(facts: Facts) -> Iterator[Finding]:
     if facts.wait_policy.lower() == "passive":
         yield Finding(
             "wait policy", "OMP_WAIT_POLICY is 'passive': threads sleep at every step of a layer",
-            "threads must be woken at each of some hundred steps of a token (not measured); it helps only while others are busy",
+            "threads must be woken at each of some hundred steps of a token (not measured); it helps only while others "
+            "are busy",
             False, "unset OMP_WAIT_POLICY",
         )  # fmt: skip
 
