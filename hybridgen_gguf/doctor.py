@@ -113,7 +113,7 @@ def _engine(facts: Facts) -> Iterator[Finding]:
     elif not facts.patched:
         yield Finding(
             "engine unpatched", "the engine is a stock llama.cpp without this project's patches",
-            "attention over long contexts on the CPU is 4 to 20 times slower (measured on two other machines), and bytes "
+            "attention over long contexts on the CPU is 4 to 20 times slower (measured on two machines), and bytes "
             "are estimated",
             False, "scripts/setup",
         )  # fmt: skip
