@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
 
-from . import cli_bench, cli_make, show
+from . import cli_bench, cli_make, cli_plan, show
 from .cli_bench import merge_words
 from .errors import Failed, HgError, UsageError
 from .options import (
@@ -185,6 +185,7 @@ def bench(
 
 
 cli_bench.register(app)
+cli_plan.register(app)
 cli_make.register(app)
 
 

@@ -22,9 +22,11 @@ from .engine.handles import Context, Model
 from .engine.settings import BufferBytes, ContextSettings, ModelSettings
 from .errors import BadFile, EngineError, UsageError
 from .hardware import Device, Hardware
-from .plan import Limits, MemoryUse, Plan, make_plan
+from .plan import Limits, MemoryUse, Plan, Reason, make_plan
 from .probe import read_hardware
+from .profile import with_known_rates
 from .shape import ModelShape, read_shape
+from .tuned import with_tuned
 from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
@@ -42,19 +44,25 @@ class Prepared:
     rpc: tuple[str, ...] = ()
 
 
-def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = ()) -> Prepared:
-    """Reads the header, checks the file in a child process and plans. Raises HgErrors of every kind."""
+def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: bool = False) -> Prepared:
+    """Reads the header, checks the file in a child process and plans, with the rates of a profile if there is one.
+
+    `use_tuned`: where `limits` leave a choice, take what `hgguf tune` found. Raises HgErrors of every kind.
+    """
     shape = read_shape(path)
     if not shape.n_layers:
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
     with Child(rpc) as child:
-        hardware = with_engine_devices(read_hardware(), child)
+        hardware, _ = with_known_rates(with_engine_devices(read_hardware(), child))
+        limits, tuned = with_tuned(limits, hardware, shape) if use_tuned else (limits, "")
         try:
             plan = make_plan(hardware, shape, limits, _oracle(child, shape, hardware))
         except EngineError:
             for problem in vocabulary_problems(shape.file):  # our words, where we know what the engine stumbled over
                 raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
             raise
+    if tuned:
+        plan = replace(plan, reasons=(*plan.reasons, Reason("tune", "used", f"{tuned}; --no-tuned ignores it")))
     return Prepared(path, hardware, shape, plan, tuple(rpc))
 
 

@@ -72,10 +72,11 @@ def _rpc(place: PlaceFlags) -> tuple[str, ...]:
     return tuple(part.strip() for part in place.rpc.split(",") if part.strip()) if place.rpc else ()
 
 
-def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0) -> Prepared:
+def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True) -> Prepared:
     from .loader import prepare
 
-    prepared = prepare(path, limits_of(place, tokens_needed), rpc=_rpc(place))
+    use_tuned = use_tuned and not place.no_tuned
+    prepared = prepare(path, limits_of(place, tokens_needed), rpc=_rpc(place), use_tuned=use_tuned)
     for text in prepared.plan.warnings:
         show.warning(text)
     return prepared
@@ -224,7 +225,7 @@ def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repea
     path, _ = find_shown(model)
     if place.ctx_size is None:
         place = replace(place, ctx_size=needed)
-    prepared = _prepare(path, place)
+    prepared = _prepare(path, place, use_tuned=False)  # what is measured is what the flags say
     records = []
     with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
         context, plan = opened.opened.context, prepared.plan
