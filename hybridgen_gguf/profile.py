@@ -53,7 +53,9 @@ def fingerprint_of(hardware: Hardware) -> str:
 
 
 def profile_path() -> Path:
-    """Where the profile is kept."""
+    """Where the profile is kept; HGGUF_PROFILE names another file."""
+    if named := os.environ.get("HGGUF_PROFILE"):
+        return Path(named)
     if chosen := os.environ.get("HGGUF_CACHE"):
         return Path(chosen) / "profile.json"
     from platformdirs import user_cache_path

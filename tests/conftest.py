@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,12 @@ import pytest
 
 # Threads that spin while they wait make every other process slow; no test measures time. Read when OpenMP loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# What a developer has profiled and tuned on this machine must not change the plans that tests see.
+_OWN = tempfile.mkdtemp(prefix="hgguf-tests-")
+atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
+os.environ["HGGUF_PROFILE"] = str(Path(_OWN) / "profile.json")
+os.environ["HGGUF_DATA"] = _OWN
 
 from hybridgen_gguf.engine.handles import start  # noqa: E402  # after the wait policy is set
 from hybridgen_gguf.engine.library import Library

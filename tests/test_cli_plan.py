@@ -20,6 +20,7 @@ cli_plan.register(app)
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HGGUF_PROFILE", raising=False)
     monkeypatch.setenv("HGGUF_CACHE", str(tmp_path / "cache 文件"))
     monkeypatch.setenv("HGGUF_DATA", str(tmp_path / "data"))
     return tmp_path
