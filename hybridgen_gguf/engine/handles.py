@@ -161,8 +161,10 @@ class Model:
         return (self.api.llama_vocab_get_text(self.vocab, token) or b"").decode("utf-8", "replace")
 
     def walk_vocabulary(self) -> None:
-        """Tokenizes a text and spells every token, for which some damaged vocabularies abort the process."""
+        """Tokenizes a text and each byte, and spells each token: some damaged vocabularies abort the process there."""
         self.tokenize("Aa 1\n\té漢😀".encode(), True, True)
+        for byte in range(256):  # a SentencePiece vocabulary may lack one
+            self.tokenize(bytes((byte,)), False, False)
         buffer, spell = ctypes.create_string_buffer(256), self.api.llama_token_to_piece
         for token in range(self.n_vocab):
             spell(self.vocab, token, buffer, 256, 0, True)

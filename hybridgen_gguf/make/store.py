@@ -139,7 +139,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
             raise NoSpace(
                 f"the disk of {printable(str(folder))} is full", "free some space, or set HGGUF_MODELS to another disk"
             ) from None
-        if error.errno in _LOCKED or isinstance(error, (NotADirectoryError, FileExistsError)):
+        if error.errno in _LOCKED or isinstance(error, NotADirectoryError | FileExistsError | FileNotFoundError):
             raise NoSpace(
                 f"{printable(str(folder))} cannot be written: {error.strerror}", "set HGGUF_MODELS to another folder"
             ) from None

@@ -136,8 +136,17 @@ def test_d03_headers_that_contradict_themselves(tmp_path: Path, capsys: Capture,
     assert call(capsys, "validate", bad).code == 1
 
 
+def test_d03_a_vocabulary_without_one_byte(tmp_path: Path, capsys: Capture) -> None:
+    """The engine aborts when a text holds that byte, and only then."""
+    odd = tinygguf.build(tmp_path / "odd.gguf", tokens={3 + 0xE6: "nothing"})
+    refused(call(capsys, "run", odd, "-p", "hi", "-n", 1), 1, "odd.gguf")
+    assert call(capsys, "validate", odd).code == 1
+
+
 @pytest.mark.parametrize(
-    "tokens", [{100: ""}, {13: "x"}, {100: "a" * 100_000}, {100: "\x00"}, {1: ""}, {2: "<s>"}], ids=range(6)
+    "tokens",
+    [{103: "d00d"}, {100: ""}, {13: "x"}, {100: "a" * 100_000}, {100: "\x00"}, {1: ""}, {2: "<s>"}],
+    ids=range(7),
 )
 def test_d03_odd_vocabularies_never_kill_the_process(tmp_path: Path, tokens: dict[int, str]) -> None:
     odd = tinygguf.build(tmp_path / "odd.gguf", tokens=tokens)
