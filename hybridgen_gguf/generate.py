@@ -40,7 +40,7 @@ _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What one request asks for. `max_tokens` None: until the model ends or the context is full; `seed` None: random."""
+    """One request. `max_tokens` None: until the model ends or the context is full; `seed` None: random."""
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Sizes in and out: `8G`, `8GB`, `8GiB` → bytes; bytes → `8.00 GiB`. Pure; knows no flags and no files.
 
-Invariant: G, GB and GiB all mean 2**30, as llama.cpp's users mean them; `parse_size(format_size(n))` is within 1 % of n.
+Invariant: G, GB and GiB all mean 2**30, as llama.cpp's users mean them; `parse_size(format_size(n))` is n within 1 %.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ pack() { # ENGINE_SOURCES BINDING_FOLDER
 build() {
   mkdir -p "$work" && tar -C "$work" -xzf "$root/.gpu/engine.tgz"
   cmake -S "$work/llama.cpp" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON \
-    -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 "-DGGML_CUDA_FA_QUANTS=f16-f16;q8_0-q8_0" \
+    -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--exclude-libs,ALL "-DGGML_CUDA_FA_QUANTS=f16-f16;q8_0-q8_0" \
     -DHG_COMMIT=0c1e57098 -DHG_PATCHES=bench -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TOOLS=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF > "$work/configure.log"
   cmake --build "$work/build" -j "$(nproc)" --target llama ggml-cuda ggml-cpu > "$work/build.log" 2>&1 || { tail -40 "$work/build.log"; exit 1; }

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-# Threads that spin while they wait make every other process slow; no test measures time. Read when OpenMP loads.
+from hybridgen_gguf.engine.handles import start
+from hybridgen_gguf.engine.library import Library
+from hybridgen_gguf.loader import Vocabulary, open_vocabulary
+from hybridgen_gguf.make.download import pull
+from hybridgen_gguf.make.registry import resolve
+from hybridgen_gguf.shape import read_shape
+
+# Threads that spin while they wait make every other process slow; no test measures time. Read when the engine loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What a developer has profiled and tuned on this machine must not change the plans that tests see.
@@ -23,13 +30,6 @@ _OWN = tempfile.mkdtemp(prefix="hgguf-tests-")
 atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
 os.environ["HGGUF_PROFILE"] = str(Path(_OWN) / "profile.json")
 os.environ["HGGUF_DATA"] = _OWN
-
-from hybridgen_gguf.engine.handles import start  # noqa: E402  # after the wait policy is set
-from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.loader import Vocabulary, open_vocabulary
-from hybridgen_gguf.make.download import pull
-from hybridgen_gguf.make.registry import resolve
-from hybridgen_gguf.shape import read_shape
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -44,8 +44,9 @@ def test_golden(name: str) -> None:
                 lines.append(f"\n== {model}, goal {goal}\n{type(error).__name__}: {error}\n")
                 continue
             lines.append(f"\n== {model}, goal {goal}\n{' '.join(plan.as_arguments())}\n")
-            lines += [f"{use.device:5} weights {format_size(use.weights):>10}, KV {format_size(use.kv):>10}, scratch "
-                      f"{format_size(use.compute):>10}, total {format_size(use.total):>10}\n" for use in plan.memory]  # fmt: skip
+            for use in plan.memory:
+                sizes = [f"{format_size(size):>10}" for size in (use.weights, use.kv, use.compute, use.total)]
+                lines.append("{:5} weights {}, KV {}, scratch {}, total {}\n".format(use.device, *sizes))
             lines += [f"{reason.name}: {reason.value} ({reason.why})\n" for reason in plan.reasons
                       if not reason.name.startswith(("memory", "kv type", "n_ctx"))]  # fmt: skip
     text, path = "".join(lines), GOLDEN / f"plan_{name}.txt"

@@ -42,7 +42,8 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _markdown(records: Sequence[Record], settings: dict[str, Any]) -> str:
-    head = f"{settings.get('model', '')}, {settings.get('threads', '?')} threads, KV {settings.get('type_k', '?')}/{settings.get('type_v', '?')}"
+    kv = f"{settings.get('type_k', '?')}/{settings.get('type_v', '?')}"
+    head = f"{settings.get('model', '')}, {settings.get('threads', '?')} threads, KV {kv}"
     width = max((len(record.test) for record in records), default=4)
     lines = [
         head,

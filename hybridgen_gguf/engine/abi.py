@@ -1,4 +1,4 @@
-"""ctypes declarations that the binding does not have, each under its C line (ggml-backend.h, ggml-rpc.h, hg.h, hg-api.h).
+"""ctypes declarations that the binding lacks, each under its C line (ggml-backend.h, ggml-rpc.h, hg.h, hg-api.h).
 
 Knows no policy: `declare` only gives functions their types. Functions of hg.h and hg-api.h exist in our engine alone.
 """

@@ -1,4 +1,4 @@
-"""A whole run with the output layer on a second device: the device's candidates give the tokens that all logits give."""
+"""A run with the output layer on a second device: the device's candidates give the tokens that all logits give."""
 
 from __future__ import annotations
 
