@@ -62,15 +62,15 @@ def models_verb(as_json: bool) -> None:
         return
     show.table(
         "",
-        ("name", "model", "type", "size", "context", "licence", "here"),
+        ("name", "type", "size", "context", "here", "licence"),
         [
             (
-                *(e.alias, e.title, e.quant, format_size(e.bytes) if e.bytes else "?", e.context or "?", e.licence),
-                "yes" if here[e.alias] else "",
+                *(e.alias, e.quant, format_size(e.bytes) if e.bytes else "?", e.context or "?"),
+                *("yes" if here[e.alias] else "", e.licence),
             )
             for e in entries
         ],
-        right=(3, 4),
+        right=(2, 3),
     )
 
 

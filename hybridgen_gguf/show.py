@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+_LEAST_LAST_COLUMN = 20
+
+
 def prepare_streams() -> None:
     """UTF-8 on stdout and stderr whatever the locale; what cannot be encoded becomes a mark, never an exception.
 
@@ -94,17 +97,22 @@ def statistics(reply: Reply) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:
-    """A table on stdout. `right`: columns aligned to the right."""
+    """A table on stdout. `right`: columns aligned to the right. On a narrow terminal the last column folds."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        grid.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        last = index == len(columns) - 1
+        grid.add_column(column, justify="right" if index in right else "left", no_wrap=not last, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(str(cell)) for cell in row))
+    cells = [columns, *rows]
+    fixed = sum(2 + max(cell_len(str(row[index])) for row in cells) for index in range(len(columns) - 1))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.width = max(console.width, fixed + _LEAST_LAST_COLUMN)
     with console.capture() as drawn:
         console.print(grid)
     answer("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()), styled=True)
@@ -137,7 +145,7 @@ def plan_notes(made: Plan) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr if that is a terminal; called with (done, all)."""
+    """A bar on stderr if that is a terminal; called with (done, all). `sizes`: bytes, and no bar before the first."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda _done, _total: None
         return
@@ -149,6 +157,16 @@ def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int],
         TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn(),
         console=Console(file=sys.stderr), transient=True,
     )  # fmt: skip
-    with bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+    task = bar.add_task(what, total=None)
+
+    def report(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total or None)
+
+    try:
+        if not sizes:
+            bar.start()
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
