@@ -55,7 +55,7 @@ def test_every_split_gives_the_same_logits(rpc_device: str, model: Path) -> None
             assert counters["steps_tiered"] == 0 and counters["bytes_host"] == 0 == counters["bytes_streamed"]
             assert found["max"] == 0.0, "with no host cell the graph is the stock graph"
         elif found["cpu_tokens"] == 0:
-            assert counters["bytes_host"] == 0 < counters["bytes_streamed"] and counters["head_starts"] == 0
+            assert counters["bytes_host"] == 0 < counters["bytes_streamed"]
         else:
             assert counters["bytes_host"] > 0 and counters["head_starts"] > 0
 
