@@ -39,6 +39,11 @@ static float half_to_float(uint16_t h) {
 }
 
 extern "C" {
+
+// only for rotated host cells, which this driver does not make; the real one lies in ggml-base
+void hg_hadamard(float *, int64_t, int64_t) {
+    abort();
+}
 float  ggml_table_f32_f16[1 << 16];
 size_t ggml_type_size(ggml_type t) { return block_bytes(t); }
 size_t ggml_row_size(ggml_type t, int64_t n) { return block_bytes(t) * n / block_size(t); }

@@ -91,7 +91,8 @@ def test_child_that_hangs_is_ended(tiny: Path) -> None:
 def test_bytes_on_the_cpu_are_what_loading_allocates(engine: Library, smollm2: Path, n_ctx: int, kv: str) -> None:
     prepared = prepare(smollm2, Limits(n_ctx=n_ctx, type_k=kv, type_v=kv, threads=1))
     with open_model(prepared) as opened:
-        _within_one_percent(prepared.plan.memory, opened.memory())
+        real = [use for use in opened.memory() if use.total]  # an RPC device of another test may be registered, empty
+        _within_one_percent(prepared.plan.memory, tuple(real))
 
 
 def _within_one_percent(planned: tuple, real: tuple) -> None:  # type: ignore[type-arg]
