@@ -255,6 +255,8 @@ class Context:
         self._tokens = (ctypes.c_int32 * max(settings.n_batch, 1))()
         self._batch = self.api.llama_batch_get_one(self._tokens, 0)
         self._abort: object = None
+        self._logits_at = 0
+        self._logits = np.empty(0, np.float32)
 
     def decode(self, tokens: Sequence[int]) -> bool:
         """Reads at most n_batch tokens after those already in the cache. False when the abort callback stopped it."""
@@ -275,7 +277,11 @@ class Context:
         pointer = self.api.llama_get_logits_ith(self.handle, -1)
         if not pointer:
             raise EngineError("the engine gives no logits")
-        return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_at:  # making the view costs more than drawing from it, and it rarely moves
+            self._logits_at = address
+            self._logits = np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
+        return self._logits
 
     def set_abort(self, asked: Callable[[], bool] | None) -> None:
         """While set, the CPU backend asks before each operation whether to stop (llama_set_abort_callback)."""

@@ -19,6 +19,7 @@ from hybridgen_gguf.engine.library import COMMIT, GGML_VERSION, Library
 from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings
 from hybridgen_gguf.errors import EngineError, EngineMismatch, UsageError
 from hybridgen_gguf.loader import by_device, open_model, prepare
+from hybridgen_gguf.make.recipe import SOURCE_SHA256
 from hybridgen_gguf.plan import Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -34,6 +35,7 @@ def test_engine_says_what_it_is(engine: Library) -> None:
 def test_pin_and_code_name_the_same_sources() -> None:
     pin = json.loads((ROOT / "patches" / "pin.json").read_text(encoding="utf-8"))
     assert (pin["commit"], pin["ggml"]) == (COMMIT, GGML_VERSION)
+    assert pin["sha256"] == SOURCE_SHA256
     assert f"{pin['package']}=={pin['version']}" in (ROOT / "requirements.lock").read_text(encoding="utf-8")
 
 
