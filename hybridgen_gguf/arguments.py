@@ -32,6 +32,9 @@ _SAMPLE_NAMES = {  # flag's field: SampleOptions' field, where they differ
 }
 
 
+_RAM_TYPES = {name: KV_TYPES[name] for name in ("f16", "q8_0", "q4_0")}
+
+
 def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
     """Limits of the placement flags. `tokens_needed`: what the prompt and its answer ask for."""
     limits = Limits(
@@ -50,6 +53,8 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         n_batch=flags.batch_size,
         n_ubatch=flags.ubatch_size,
         kv_offload=not flags.no_kv_offload,
+        kv_vram=_size("--kv-vram", flags.kv_vram),
+        kv_ram_type=None if flags.kv_ram_type is None else _one_of("--kv-ram-type", flags.kv_ram_type, _RAM_TYPES),
         overrides=_overrides(flags.override_tensor or (), flags.n_cpu_moe),
         devices=_devices(flags.device),
         split_mode=_one_of("-sm", flags.split_mode, SPLIT_MODES),

@@ -34,6 +34,7 @@ from .text import FinishReason, TextStream
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
+    from .engine.tiers import TierCounters
 
 _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
 
@@ -88,6 +89,7 @@ class Reply:
     usage: Usage
     timings: Timings
     plan: Plan
+    tiers: TierCounters | None = None
     draws: tuple[tuple[Scored, ...], ...] = ()
     logprobs: tuple[Draw, ...] = ()
 
@@ -102,6 +104,8 @@ class Reply:
             "timings": asdict(self.timings),
             "plan": self.plan.as_json(),
         }
+        if self.tiers is not None:
+            answer["tiers"] = asdict(self.tiers)
         if self.draws:
             answer["draws"] = [[asdict(scored) for scored in draws] for draws in self.draws]
         if self.logprobs:
@@ -276,7 +280,8 @@ class LanguageModel:
         draws = tuple(d.draws for d in state.kept if d.draws)
         logprobs = tuple(d for d in state.kept if d.top or d.logprob is not None)
         tokens = tuple(state.tokens)
-        reply = Reply(text.text, tokens, reason, seed, usage, timings, self.plan, draws, logprobs)
+        tiers = self.opened.context.tier_counters()
+        reply = Reply(text.text, tokens, reason, seed, usage, timings, self.plan, tiers, draws, logprobs)
         return Chunk(tail, reply)
 
     def _last(self, chunks: Iterator[Chunk]) -> Reply:

@@ -136,6 +136,8 @@ def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
         offload_kqv=plan.kv_offload,
         threads=plan.threads,
         threads_batch=plan.threads_batch,
+        tier_cells=plan.tier_cells if plan.tier_cells is not None and plan.tier_cells < plan.n_ctx else None,
+        tier_type=plan.tier_type,
     )
     return model, context
 

@@ -87,6 +87,18 @@ class PlaceFlags:
     no_kv_offload: Annotated[bool, _flag(PLACE, "Keep the KV cache in host memory.", "-nkvo", "--no-kv-offload")] = (
         False
     )
+    kv_vram: Annotated[
+        str | None,
+        _flag(
+            PLACE,
+            "KV on the GPU; the rest lies in RAM, where the CPU attends to it.",
+            "--kv-vram",
+            metavar="SIZE",
+        ),
+    ] = None
+    kv_ram_type: Annotated[
+        str | None, _flag(PLACE, "Type of the KV in RAM.", "--kv-ram-type", metavar="f16|q8_0|q4_0")
+    ] = None
     override_tensor: Annotated[
         list[str] | None,
         _flag(

@@ -16,6 +16,7 @@ from .hardware import Hardware
 from .plan_devices import choose_placement
 from .plan_given import BytesOf, Given, Notes, depth_of, host_budget, largest, use_of
 from .plan_parts import GOALS, KvPlan, Limits, MemoryUse, Plan, Reason
+from .plan_tiers import with_tiers
 from .rates import CPU, Rates, Use
 from .shape import ModelShape
 from .units import format_size
@@ -32,11 +33,13 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
     """The plan for these limits. Raises UsageError for settings that exclude each other, DoesNotFit when none fits."""
     check_limits(shape, limits)
     given = Given(hardware, shape, limits, bytes_of, Rates(hardware), work_of(shape), Notes())
-    plan = choose_placement(given, _wanted_context(given, _fixed_part(given)))
+    plan = choose_placement(given, with_tiers(given, _wanted_context(given, _fixed_part(given))))
     plan, used = _fit_host(given, plan)
     kv = sum(use.kv for use in used)
     on_device = sum(use.kv for use in used if use.device != CPU)
     cells_device = plan.n_ctx if kv and on_device == kv else round(plan.n_ctx * on_device / kv) if kv else 0
+    if plan.tier_cells is not None:
+        cells_device = min(plan.tier_cells, plan.n_ctx)
     cells = replace(plan.kv, cells_device=cells_device, cells_host=plan.n_ctx - cells_device, bytes=kv)
     _explain_memory(used, given.notes)
     predicted = predict(given.rates, given.work, plan, depth_of(given, plan))
@@ -210,7 +213,7 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     devices = [
         device for device in (plan.devices if plan.devices is not None else rates.devices()) if plan.n_gpu_layers
     ]
-    if not rates.measured or any(not rates.is_measured(device) for device in devices):
+    if plan.tier_cells is not None or not rates.measured or any(not rates.is_measured(device) for device in devices):
         return None
     counts = tuple(int(share) for share in plan.tensor_split) or (plan.n_gpu_layers,)
     if len(counts) != len(devices) and plan.n_gpu_layers:

@@ -19,7 +19,8 @@ _LOAD_MODES = {(False, False): "none", (True, False): "mmap", (False, True): "ml
 class Limits:
     """What the user allows or fixes. None: the planner chooses. Bytes, tokens and counts.
 
-    `goal`: one of GOALS; `depth`: tokens expected in the context, for which the plan is to be fast.
+    `goal`: one of GOALS; `depth`: tokens expected in the context, for which the plan is to be fast. `kv_vram`: bytes of
+    KV that may lie on the device, the other cells in host memory as `kv_ram_type` (None: the type they have).
     """
 
     n_ctx: int | None = None
@@ -44,6 +45,8 @@ class Limits:
     use_mlock: bool = False
     goal: str = "mixed"
     depth: int | None = None
+    kv_vram: int | None = None
+    kv_ram_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class Plan:
     tensor_split: tuple[float, ...] = ()
     use_mmap: bool = True
     use_mlock: bool = False
+    tier_cells: int | None = None  # of n_ctx on the device, the rest in host memory; None: one memory
+    tier_type: str | None = None
     memory: tuple[MemoryUse, ...] = ()
     predicted: Predicted | None = None
     reasons: tuple[Reason, ...] = ()

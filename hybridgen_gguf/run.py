@@ -179,6 +179,7 @@ def _answer(
         show.answer("\n")
     if verbose:
         show.plan_notes(reply.plan)
+        show.tier_notes(reply)
     if not quiet and not as_json:
         show.statistics(reply)
     return 130 if reply.finish_reason == "cancelled" else 0

@@ -143,6 +143,19 @@ def plan_notes(made: Plan) -> None:
         note(f"{reason.name}: {reason.value} ({reason.why})")
 
 
+def tier_notes(reply: Reply) -> None:
+    """What each side of a KV cache in two memories did, a line on stderr."""
+    if (tiers := reply.tiers) is None:
+        return
+    steps = max(tiers.steps_tiered, 1)
+    note(
+        f"kv tiers: {tiers.cells_device} cells on the device, {tiers.cells_host} in RAM; a step read "
+        f"{format_size(tiers.bytes_device // max(tiers.steps, 1))} and {format_size(tiers.bytes_host // steps)}, the CPU "
+        f"worked {tiers.cpu_s / steps * 1e3:.2f} ms and waited {tiers.wait_s / steps * 1e3:.2f} ms; "
+        f"pinned {tiers.pinned}, 2 MiB pages {tiers.huge_pages}"
+    )
+
+
 @contextlib.contextmanager
 def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr if that is a terminal; called with (done, all). `sizes`: bytes, and no bar before the first."""

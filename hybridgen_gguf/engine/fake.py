@@ -86,6 +86,9 @@ class FakeContext:
         self.prompt_end = 0
         return True
 
+    def tier_counters(self) -> None:
+        return None
+
     def clear(self) -> None:
         self.keep_prefix(0)
 

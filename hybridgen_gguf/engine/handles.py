@@ -20,6 +20,7 @@ from ..errors import EngineError, UsageError
 from . import abi, log
 from .library import Library, load
 from .settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
+from .tiers import TierCounters, Tiers, counters, message, pending
 
 _ABORTED = 2
 _NO_ROOM = 1
@@ -229,6 +230,12 @@ class Model:
         self.close()
 
 
+def _tiers_of(settings: ContextSettings) -> Tiers | None:
+    if settings.tier_cells is None:
+        return None
+    return Tiers(settings.tier_cells, type_k=settings.tier_type, type_v=settings.tier_type)
+
+
 class Context:
     """An open context: the KV cache and the scratch memory. Raises EngineError when it cannot be made."""
 
@@ -246,9 +253,11 @@ class Context:
         parameters.swa_full = False  # windowed layers keep their window alone, as llama.cpp's own programs do
         parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
         log.lines.clear()
-        self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
+        with pending(model.library, _tiers_of(settings)):
+            self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
         if not self.handle:
-            raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {log.last_error()}")
+            why = (message(model.library) if settings.tier_cells is not None else "") or log.last_error()
+            raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {why}")
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
         self._memory = self.api.llama_get_memory(self.handle)
         self._window = int(self.api.llama_model_n_swa(model.handle))
@@ -316,6 +325,10 @@ class Context:
             BufferBytes(e.buffer_type.decode(), e.device.decode(), bool(e.is_host), e.model, e.context, e.compute)
             for e in entries[:count]
         )
+
+    def tier_counters(self) -> TierCounters | None:
+        """What the KV tiers have done so far; None with one memory."""
+        return counters(self.model.library, self.handle) if self.settings.tier_cells is not None else None
 
     def close(self) -> None:
         if self.handle:

@@ -29,7 +29,11 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts."""
+    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts.
+
+    `tier_cells`: KV cells on the device, the rest in host memory as `tier_type` (None: as on the device); None: one
+    memory.
+    """
 
     n_ctx: int
     n_batch: int = 2048
@@ -40,6 +44,8 @@ class ContextSettings:
     offload_kqv: bool = True
     threads: int = 1
     threads_batch: int = 1
+    tier_cells: int | None = None
+    tier_type: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""`hgguf run` with its KV in two memories: the text of one memory, the cells where the plan says, counters in the JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinygguf import build
+
+PROMPT = "the fox and the crow " * 14
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiers") / "tiny.gguf"
+    build(str(path), embd=256, heads=4, kv=2, layers=3, ctx=1024)
+    return path
+
+
+def run(model: Path, endpoint: str, *more: str) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "hybridgen_gguf",
+        "run",
+        str(model),
+        "--raw",
+        "-p",
+        PROMPT,
+        "-n",
+        "24",
+        "--temp",
+        "0",
+    ]
+    command += ["--ignore-eos", "-c", "1024", "-ngl", "all", "--rpc", endpoint, "-fa", "on", "--json", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("kv_vram", ["0", "192KiB", "400KiB"])
+def test_text_and_cells(model: Path, rpc_device: str, kv_vram: str) -> None:
+    # a cell of 3 layers of 2 heads of 64, K and V in f16, takes 1,536 bytes
+    one = run(model, rpc_device)
+    two = run(model, rpc_device, "--kv-vram", kv_vram)
+    assert two["tokens"] == one["tokens"] and "tiers" not in one
+    cells = {"0": 0, "192KiB": 0, "400KiB": 256}[kv_vram]
+    assert two["plan"]["kv"]["cells_device"] == two["tiers"]["size_device"] == cells
+    assert two["plan"]["kv"]["cells_host"] == two["tiers"]["size_host"] == 1024 - cells
+    assert two["tiers"]["bytes_host"] > 0 and two["tiers"]["steps_tiered"] > 0
+
+
+def test_a_context_that_fits_has_one_memory(model: Path, rpc_device: str) -> None:
+    answer = run(model, rpc_device, "--kv-vram", "8MiB")
+    assert "tiers" not in answer and answer["plan"]["kv"]["cells_host"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--kv-vram", "1MiB"], "no device"),
+        (["--kv-ram-type", "q8_0"], "--kv-vram"),
+        (["--kv-vram", "1MiB", "-nkvo"], "-nkvo"),
+        (["--kv-vram", "1MiB", "-fa", "off"], "-fa off"),
+        (["--kv-vram", "1MiB", "--kv-ram-type", "q9"], "q9"),
+    ],
+)
+def test_what_cannot_be_is_named(model: Path, flags: list[str], named: str) -> None:
+    command = [sys.executable, "-m", "hybridgen_gguf", "plan", str(model), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and named in done.stderr and "Traceback" not in done.stderr
