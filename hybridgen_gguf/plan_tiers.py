@@ -1,6 +1,6 @@
 """KV in two tiers: how many cells lie on the device, under the bytes that the user gives them. Pure.
 
-Only what `--kv-vram` asks for; the planner does not choose tiers by itself yet. Source of the idea: the HybridGen paper.
+Only what `--kv-vram` asks for; the planner does not choose tiers by itself yet. The idea: the HybridGen paper.
 Invariant: cells come in the engine's steps, and a context that fits under the bytes has one memory, as in stock.
 """
 

@@ -150,8 +150,8 @@ def tier_notes(reply: Reply) -> None:
     steps = max(tiers.steps_tiered, 1)
     note(
         f"kv tiers: {tiers.cells_device} cells on the device, {tiers.cells_host} in RAM; a step read "
-        f"{format_size(tiers.bytes_device // max(tiers.steps, 1))} and {format_size(tiers.bytes_host // steps)}, the CPU "
-        f"worked {tiers.cpu_s / steps * 1e3:.2f} ms and waited {tiers.wait_s / steps * 1e3:.2f} ms; "
+        f"{format_size(tiers.bytes_device // max(tiers.steps, 1))} and {format_size(tiers.bytes_host // steps)}, "
+        f"the CPU worked {tiers.cpu_s / steps * 1e3:.2f} ms and waited {tiers.wait_s / steps * 1e3:.2f} ms; "
         f"pinned {tiers.pinned}, 2 MiB pages {tiers.huge_pages}"
     )
 

@@ -1,4 +1,4 @@
-"""`hgguf run` with its KV in two memories: the text of one memory, the cells where the plan says, counters in the JSON."""
+"""`hgguf run` with its KV in two memories: the text of one memory, cells where the plan says, counters in the JSON."""
 
 from __future__ import annotations
 
