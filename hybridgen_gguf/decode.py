@@ -39,6 +39,7 @@ class Decoder:
         self.context = context
         self.chunk = max(chunk, 1)
         self.tokens: list[int] = []
+        self.step_s = 0.0  # what the last step took
 
     @property
     def position(self) -> int:
@@ -96,7 +97,8 @@ class Decoder:
             self.context.keep_prefix(self.position)
             return False
         self.tokens.append(token)
-        if cancelled is not None and time.perf_counter() - start > SLOW_STEP:
+        self.step_s = time.perf_counter() - start
+        if cancelled is not None and self.step_s > SLOW_STEP:
             self.context.set_abort(cancelled)  # asking costs microseconds an operation: only where a step takes long
         return True
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .chat_template import Renderer, choose_template
 from .decode import Decoder, Progress
 from .errors import UsageError
+from .governor import Governor
 from .loader import OpenModel
 from .plan import Plan
 from .prompt import Message, Prompt, encode_chat, encode_raw
@@ -131,9 +132,13 @@ class _Progress:
 class LanguageModel:
     """An open model that answers. Use as a context manager, or call `close`."""
 
-    def __init__(self, opened: OpenModel, native: NativeSampler | None = None) -> None:
+    def __init__(
+        self, opened: OpenModel, native: NativeSampler | None = None, governor: Governor | None = None
+    ) -> None:
+        """`native`: the engine's own sampler passes; `governor`: adapts the threads to what other processes leave."""
         self.opened = opened
         self._native = native
+        self._governor = governor
         self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
         self._device: tuple[tuple[int, bool], DeviceSample] | None = None
 
@@ -195,7 +200,9 @@ class LanguageModel:
         device = self._device_sample(sample)
         text = TextStream(model.token_bytes, options.stop)
         state.reused = decoder.reuse(prompt.tokens)
-        if not decoder.read(prompt.tokens[state.reused :], cancelled, progress):
+        if self._governor is not None:
+            self._governor.rest()
+        if not decoder.read(prompt.tokens[state.reused :], cancelled, self._watched(progress)):
             yield self._end("", "cancelled", text, prompt, seed, state)
             return
         for token in prompt.tokens:
@@ -217,7 +224,22 @@ class LanguageModel:
                 yield Chunk(piece)
             if cancelled() or (len(state.tokens) < limit and not decoder.step(draw.token, cancelled)):
                 break
+            if self._governor is not None:
+                self._governor.on_token(decoder.step_s)
         yield self._end("", "cancelled" if cancelled() else reason, text, prompt, seed, state)
+
+    def _watched(self, progress: Progress | None) -> Progress | None:
+        """`progress`, with a look at the machine between the parts of a prompt."""
+        governor = self._governor
+        if governor is None:
+            return progress
+
+        def watch(done: int, total: int) -> None:
+            governor.tick()
+            if progress is not None:
+                progress(done, total)
+
+        return watch
 
     def _draw(self, sampler: Sampler, device: DeviceSample | None) -> Draw:
         position = self._decoder.position

@@ -14,6 +14,7 @@ from typing import Any
 from .engine.native_sample import native_sampler
 from .errors import UsageError
 from .generate import LanguageModel
+from .governor import Governor
 from .loader import Prepared, open_model, prepare
 from .plan import Limits
 
@@ -31,10 +32,14 @@ def find_model(text: str, progress: Callable[[int, int], None] | None = None) ->
     return pulled.path, ref.entry.sampling if ref.entry else {}
 
 
-def open_prepared(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> LanguageModel:
-    """Opens a plan, with the engine's own sampler passes where it has them."""
+def open_prepared(
+    prepared: Prepared, progress: Callable[[float], bool] | None = None, *, adapt_threads: bool = False
+) -> LanguageModel:
+    """Opens a plan, with the engine's own sampler passes where it has them, and with a governor of threads if asked."""
     opened = open_model(prepared, progress)
-    return LanguageModel(opened, native_sampler(opened.model.library.llama))
+    plan = prepared.plan
+    governor = Governor(opened.context, plan.threads, plan.threads_batch) if adapt_threads else None
+    return LanguageModel(opened, native_sampler(opened.model.library.llama), governor)
 
 
 def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any]) -> LanguageModel:

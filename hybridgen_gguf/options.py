@@ -69,6 +69,9 @@ class PlaceFlags:
     ram: Annotated[str | None, _flag(PLACE, "Bytes of host memory that may be taken.", "--ram", metavar="SIZE")] = None
     threads: Annotated[int | None, _flag(PLACE, "Threads for writing.", "-t", "--threads", llama="THREADS")] = None
     threads_batch: Annotated[int | None, _flag(PLACE, "Threads for reading prompts.", "-tb", "--threads-batch")] = None
+    adapt_threads: Annotated[
+        bool, _flag(PLACE, "Follow the cores that others leave; last bits of a run then vary.", "--adapt-threads")
+    ] = False
     batch_size: Annotated[
         int | None, _flag(PLACE, "Tokens handed over at once.", "-b", "--batch-size", llama="BATCH")
     ] = None

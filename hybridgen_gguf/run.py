@@ -95,7 +95,7 @@ def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
             progress(round(share * 100), 100)
             return not asked()
 
-        return open_prepared(prepared, report)
+        return open_prepared(prepared, report, adapt_threads=place.adapt_threads)
 
 
 def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) -> int:

@@ -10,6 +10,7 @@ import pytest
 from hybridgen_gguf.engine.fake import FakeContext, FakeModel
 from hybridgen_gguf.errors import UsageError
 from hybridgen_gguf.generate import Chunk, GenerateOptions, LanguageModel, Reply, merged
+from hybridgen_gguf.governor import Governor
 from hybridgen_gguf.plan import KvPlan, Plan
 from hybridgen_gguf.prompt import Message
 
@@ -19,13 +20,32 @@ PLAN = Plan(
 )  # fmt: skip
 
 
-def model_that_writes(text: bytes, n_ctx: int = 256) -> tuple[LanguageModel, FakeContext]:
+class Watcher(Governor):
+    """Counts its calls instead of looking at the machine."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def rest(self) -> None:
+        self.seen.append("rest")
+
+    def tick(self) -> None:
+        self.seen.append("tick")
+
+    def on_token(self, seconds: float) -> None:
+        assert seconds > 0
+        self.seen.append("token")
+
+
+def model_that_writes(
+    text: bytes, n_ctx: int = 256, governor: Governor | None = None
+) -> tuple[LanguageModel, FakeContext]:
     context, model = FakeContext(text, n_ctx), FakeModel()
     opened: Any = SimpleNamespace(
         plan=PLAN, model=model, context=context, vocabulary=model, load_s=0.5, close=lambda: None,
         device_sample=lambda count, probabilities: None, shape=SimpleNamespace(chat_template=None),
     )  # fmt: skip
-    return LanguageModel(opened), context
+    return LanguageModel(opened, governor=governor), context
 
 
 def test_text_ends_with_the_models_end_token() -> None:
@@ -121,3 +141,10 @@ def test_dry_looks_up_its_breakers_in_the_vocabulary() -> None:
     model, _ = model_that_writes(b"ab" * 20)
     assert model.generate("hi", temperature=0, dry_multiplier=0.0).text == "ab" * 20
     assert model.generate("hi", temperature=0, dry_multiplier=50.0, max_tokens=40).text != "ab" * 20
+
+
+def test_governor_looks_between_parts_of_the_prompt_and_after_each_token() -> None:
+    watcher = Watcher()
+    model, _ = model_that_writes(b"abc", governor=watcher)
+    assert model.generate("x" * 130, temperature=0).text == "abc"  # three parts of 64
+    assert watcher.seen == ["rest", "tick", "tick", "tick", "token", "token", "token"]
