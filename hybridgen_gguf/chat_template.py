@@ -18,9 +18,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from .closing import Closing
 from .errors import BadFile, NotFound, TemplateError, UsageError
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -132,7 +132,7 @@ def _folders_of(*modules: str) -> list[str]:
     return list(dict.fromkeys(str(Path(place).resolve().parent) for place in places))
 
 
-class Renderer:
+class Renderer(Closing):
     """A child process that is ready to render one template. Start it early: it loads Jinja while the model loads.
 
     Use as a context manager, or call `close`; `render` works once.
@@ -153,12 +153,6 @@ class Renderer:
             )
         except OSError as error:
             raise TemplateError(f"no process could be started to render the chat template: {error}", _HINT) from None
-
-    def __enter__(self) -> Renderer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the process if it still runs. May be called more than once."""

@@ -10,10 +10,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from .chat_template import Renderer, choose_template
+from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
 from .governor import Governor
@@ -129,7 +129,7 @@ class _Progress:
     first_token: float = 0.0
 
 
-class LanguageModel:
+class LanguageModel(Closing):
     """An open model that answers. Use as a context manager, or call `close`."""
 
     def __init__(
@@ -317,14 +317,6 @@ class LanguageModel:
     def close(self) -> None:
         self._close_device()
         self.opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _message(message: Message | dict[str, str]) -> Message:

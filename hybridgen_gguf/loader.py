@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from .closing import Closing
 from .engine.child import Child
 from .engine.device_sample import DeviceSample
 from .engine.handles import Context, Model
@@ -187,7 +187,7 @@ def open_vocabulary(shape: ModelShape) -> Iterator[Vocabulary]:
         yield Vocabulary(shape, model)
 
 
-class OpenModel:
+class OpenModel(Closing):
     """An open model and context, with the plan they were opened by."""
 
     def __init__(self, prepared: Prepared, model: Model, context: Context, load_s: float) -> None:
@@ -222,14 +222,6 @@ class OpenModel:
     def close(self) -> None:
         self.context.close()
         self.model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_model(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> OpenModel:

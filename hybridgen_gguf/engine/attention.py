@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from ctypes import c_bool, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import EngineError, UsageError
 from . import abi
 from .library import check, find
@@ -147,7 +147,7 @@ class Attention:
     softcap: float = 0.0
 
 
-class AttentionGraph:
+class AttentionGraph(Closing):
     """`layers` attention nodes over copies of the same arrays. Use as a context manager.
 
     Shapes: q [streams, tokens, heads, size], k [streams, cells, kv heads, size], v [streams, cells, kv heads, value
@@ -260,14 +260,6 @@ class AttentionGraph:
             self._base.ggml_backend_free(self._backend)
             self._base.ggml_free(self._context)
             self._context = None
-
-    def __enter__(self) -> AttentionGraph:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def row_bytes(kind: str, elements: int) -> int:

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ..closing import Closing
 from ..errors import EngineError, HgError, UsageError
 from .library import BackendDevice
 from .settings import BufferBytes, ContextSettings, ModelSettings
@@ -26,7 +26,7 @@ from .settings import BufferBytes, ContextSettings, ModelSettings
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 
 
-class Child:
+class Child(Closing):
     """A running child. `memory` and `check` may be called many times; after a crash the next call starts another."""
 
     def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
@@ -104,14 +104,6 @@ class Child:
                 process.kill()
                 process.wait()
             _close(process)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

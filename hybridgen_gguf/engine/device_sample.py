@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import POINTER, Structure, c_bool, c_float, c_int32, c_uint32, c_void_p
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import EngineError
 
 
@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 # fmt: on
 
 
-class DeviceSample:
+class DeviceSample(Closing):
     """`count` largest logits of sequence `sequence` after each decode. Raises EngineError when the engine cannot.
 
     `context`: the llama_context's handle. While attached, `llama_get_logits` of that sequence is stale; use `read`, or
@@ -107,14 +107,6 @@ class DeviceSample:
             self._call["llama_set_sampler"](self._context, self._sequence, None)
             self._call["llama_sampler_free"](self._chain)
             self._chain = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _declared(llama: ctypes.CDLL, name: str) -> Any:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import EngineError
 from . import log
 from .binding import ggml, llama
@@ -48,7 +48,7 @@ Tensor._fields_ = (
 )
 
 
-class Scorer:
+class Scorer(Closing):
     """An open model with a context of one chunk. `look`: called for each tensor, first asking, then with its data."""
 
     def __init__(self, path: Path, chunk: int, threads: int, gpu_layers: int = 0, look: Look | None = None) -> None:
@@ -110,14 +110,6 @@ class Scorer:
             self._api.llama_free(self._handle)
             self._handle = None
             self.model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def tensor_at(address: Any) -> Tensor:

@@ -10,12 +10,12 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import EngineError, UsageError
 from . import abi, log
 from .library import Library, load
@@ -56,7 +56,7 @@ def set_numa(strategy: str) -> None:
     library.api.llama_numa_init(strategies[strategy])
 
 
-class Model:
+class Model(Closing):
     """An open model. Raises EngineError when the engine refuses the file."""
 
     def __init__(
@@ -221,14 +221,6 @@ class Model:
             self.api.llama_model_free(self.handle)
             self.handle = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _tiers_of(settings: ContextSettings) -> Tiers | None:
     if settings.tier_cells is None:
@@ -236,7 +228,7 @@ def _tiers_of(settings: ContextSettings) -> Tiers | None:
     return Tiers(settings.tier_cells, type_k=settings.tier_type, type_v=settings.tier_type)
 
 
-class Context:
+class Context(Closing):
     """An open context: the KV cache and the scratch memory. Raises EngineError when it cannot be made."""
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -334,11 +326,3 @@ class Context:
         if self.handle:
             self.api.llama_free(self.handle)
             self.handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -12,9 +12,9 @@ import functools
 from collections.abc import Callable
 from ctypes import c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint8, c_void_p
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from ..closing import Closing
 from ..errors import EngineError
 from ..ggml_types import ggml_type, row_bytes
 from . import abi
@@ -139,7 +139,7 @@ class Attention:
         return 4 * self.copies * self.cells * self.tokens * self.heads * self.size
 
 
-class Kernels:
+class Kernels(Closing):
     """A device of the engine ("CPU", "CUDA0", "RPC0") and graphs on it. Raises EngineError for an unknown device."""
 
     def __init__(self, device: str = "CPU") -> None:
@@ -275,14 +275,6 @@ class Kernels:
     def close(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Scratch:
