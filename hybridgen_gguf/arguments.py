@@ -14,13 +14,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .engine.settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES
+from .engine.settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES
 from .errors import NotFound, UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
 from .plan import GOALS, Limits
 from .units import format_size, parse_size
 
-NUMA = ("distribute", "isolate", "numactl")
 _LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
 _MOST_DEVICES = 16  # llama_max_devices()
 _MOST_LAYERS = 9999  # what guides write for "all"; the engine's own limit is 512 layers
@@ -30,15 +29,13 @@ _SAMPLE_NAMES = {  # flag's field: SampleOptions' field, where they differ
     "top_nsigma": "top_n_sigma",
     "dynatemp_exp": "dynatemp_exponent",
 }
-
-
 _RAM_TYPES = {name: KV_TYPES[name] for name in ("f16", "q8_0", "q4_0")}
 
 
 def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
     """Limits of the placement flags. `tokens_needed`: what the prompt and its answer ask for."""
     limits = Limits(
-        n_ctx=flags.ctx_size or None if flags.ctx_size is None or flags.ctx_size >= 0 else flags.ctx_size,
+        n_ctx=flags.ctx_size or None,  # 0 is llama.cpp's spelling of "choose for me"
         tokens_needed=tokens_needed,
         n_gpu_layers=_layers(flags.n_gpu_layers),
         vram=_size("--vram", flags.vram),
@@ -68,6 +65,11 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
     if flags.numa is not None:
         _one_of("--numa", flags.numa, NUMA)
     return _from_plan_file(flags.plan, limits) if flags.plan is not None else limits
+
+
+def endpoints_of(rpc: str | None) -> tuple[str, ...]:
+    """The HOST:PORTs of --rpc."""
+    return tuple(part.strip() for part in rpc.split(",") if part.strip()) if rpc else ()
 
 
 def _size(flag: str, text: str | None) -> int | None:

@@ -73,7 +73,7 @@ class ByteReader:
             self._need(8, where)
             window, at, done = self._window, self.pos - self._base, 0
             try:
-                for done in range(left):  # noqa: B007
+                for done in range(left):  # noqa: B007  # read after the loop, when it broke off
                     at += unpack(window, at)[0] + 8
                 done = left
             except (struct.error, OverflowError):

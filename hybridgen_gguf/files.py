@@ -48,10 +48,10 @@ def pull_verb(model: str, as_json: bool) -> None:
 def models_verb(as_json: bool) -> None:
     """`hgguf models`."""
     from .make.download import find_local
-    from .make.registry import load_registry, resolve
+    from .make.registry import load_registry
 
     entries = load_registry().entries
-    here = {entry.alias: find_local(resolve(entry.alias)) for entry in entries}
+    here = {entry.alias: find_local(entry.ref) for entry in entries}
     if as_json:
         keys = ("alias", "title", "licence", "quant", "context", "bytes", "sha256")
         rows = [

@@ -18,7 +18,7 @@ from typing import Any
 from .closing import Closing
 from .engine.child import Child
 from .engine.device_sample import DeviceSample
-from .engine.handles import Context, Model
+from .engine.handles import Context, Model, start
 from .engine.settings import BufferBytes, ContextSettings, ModelSettings
 from .errors import BadFile, EngineError, UsageError
 from .hardware import Device, Hardware
@@ -244,8 +244,6 @@ _added: set[str] = set()
 
 
 def _add_rpc_once(endpoint: str) -> None:
-    from .engine.handles import start as start_engine
-
     if endpoint not in _added:
-        start_engine().add_rpc(endpoint)
+        start().add_rpc(endpoint)
         _added.add(endpoint)

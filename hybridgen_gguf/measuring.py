@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import show
-from .arguments import limits_of
+from .arguments import endpoints_of, limits_of
 from .errors import HgError, NotFound, UsageError
 from .hardware import Hardware
 from .options import PlaceFlags
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from .loader import Prepared
     from .profile import Profile
     from .tune import Search, Trial
-
-
-def _endpoints(rpc: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in rpc.split(",") if part.strip()) if rpc else ()
 
 
 @contextlib.contextmanager
@@ -59,12 +55,12 @@ def profile_verb(model: str | None, as_json: bool, rpc: str | None, show_only: b
     from . import profile as profiles
 
     path = profiles.profile_path()
-    hardware = machine(_endpoints(rpc))
+    hardware = machine(endpoints_of(rpc))
     found = profiles.load(path)
     if found is not None:
         _say_why_again(found, hardware, show_only)
     if not show_only:
-        found = _measured(hardware, model, _endpoints(rpc))
+        found = _measured(hardware, model, endpoints_of(rpc))
         profiles.save(found, path)
     if found is None:
         raise NotFound("this machine was not measured yet", "run `hgguf profile` without --show")
@@ -149,7 +145,7 @@ def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_
     start = time.monotonic()
     path, _ = find_shown(model)
     limits = limits_of(place)
-    prepared = prepare(path, limits, rpc=_endpoints(place.rpc))
+    prepared = prepare(path, limits, rpc=endpoints_of(place.rpc))
     result, depth = _searched(prepared, place, seconds - 2, quality)
     best = result.best
     decode_tps, prompt_tps = (round(1 / best.median(name), 2) for name in ("decode_s", "prompt_s"))
@@ -250,7 +246,7 @@ def doctor_verb(as_json: bool, rpc: str | None) -> int:
         library = start()
     except HgError as error:
         problem = error.what
-    hardware, _ = with_profile(machine(_endpoints(rpc)), load()) if library else (_bare(), "")
+    hardware, _ = with_profile(machine(endpoints_of(rpc)), load()) if library else (_bare(), "")
     facts = doctor.read_facts(library, problem)
     findings = doctor.examine(hardware, facts)
     if as_json:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import show
-from .arguments import Question, limits_of, question_of, sample_changes
+from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
 from .errors import UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
 from .plan import DEFAULT_CONTEXT, Plan
@@ -68,15 +68,11 @@ def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
         return find_model(text, progress)
 
 
-def _rpc(place: PlaceFlags) -> tuple[str, ...]:
-    return tuple(part.strip() for part in place.rpc.split(",") if part.strip()) if place.rpc else ()
-
-
 def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True) -> Prepared:
     from .loader import prepare
 
     use_tuned = use_tuned and not place.no_tuned
-    prepared = prepare(path, limits_of(place, tokens_needed), rpc=_rpc(place), use_tuned=use_tuned)
+    prepared = prepare(path, limits_of(place, tokens_needed), rpc=endpoints_of(place.rpc), use_tuned=use_tuned)
     for text in prepared.plan.warnings:
         show.warning(text)
     return prepared

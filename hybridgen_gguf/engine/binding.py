@@ -33,7 +33,7 @@ def on_log(handler: Callable[[str], None]) -> None:
     """Sends every piece of the engine's log to `handler`. Pieces are not whole lines."""
     module = llama()
 
-    @module.llama_log_callback  # type: ignore[untyped-decorator]
+    @module.llama_log_callback  # type: ignore[untyped-decorator]  # the binding is untyped
     def piece(_level: int, text: bytes, _data: object) -> None:
         handler(text.decode("utf-8", "replace"))
 

@@ -46,7 +46,7 @@ def compare_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     """
     text = Path(options["text"]).read_bytes()
     notes = Path(options["kept"] + ".json")
-    with open(options["kept"], "a+b") if options["kept"] else tempfile.TemporaryFile() as kept:  # noqa: PTH123
+    with open(options["kept"], "a+b") if options["kept"] else tempfile.TemporaryFile() as kept:  # noqa: PTH123  # beside a file without a path
         if options["kept"] and notes.exists():
             base = _Base(**json.loads(notes.read_bytes()))
         else:

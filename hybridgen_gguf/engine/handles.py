@@ -19,7 +19,7 @@ from ..closing import Closing
 from ..errors import EngineError, UsageError
 from . import abi, log
 from .library import Library, load
-from .settings import FLASH_ATTENTION, KV_TYPES, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
+from .settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
 from .tiers import TierCounters, Tiers, counters, message, pending
 
 _ABORTED = 2
@@ -48,12 +48,11 @@ def start(*, echo_log: bool = False) -> Library:
 
 def set_numa(strategy: str) -> None:
     """How threads meet NUMA nodes, for the whole process. Raises UsageError for an unknown strategy."""
-    strategies = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
-    if strategy not in strategies:
-        raise UsageError(f"--numa {strategy} is not known", f"one of: {', '.join(strategies)}")
+    if strategy not in NUMA:
+        raise UsageError(f"--numa {strategy} is not known", f"one of: {', '.join(NUMA)}")
     library = start()
     library.api.llama_backend_init()
-    library.api.llama_numa_init(strategies[strategy])
+    library.api.llama_numa_init(NUMA[strategy])
 
 
 class Model(Closing):

@@ -102,18 +102,22 @@ class Library:
             buffer_type=self.base.ggml_backend_buft_name(self.base.ggml_backend_dev_buffer_type(handle)).decode(),
         )
 
+    def rpc(self) -> ctypes.CDLL:
+        """The library with the RPC functions. Raises EngineError when this engine has none."""
+        if abi.declare_rpc(self.ggml):
+            return self.ggml
+        file = _file(self.folder, "ggml-rpc")
+        if not file.exists():
+            raise EngineError("this engine was built without RPC", "build it with scripts/build_engine")
+        library = ctypes.CDLL(str(file))
+        abi.declare_rpc(library)
+        return library
+
     def add_rpc(self, endpoint: str) -> None:
         """Registers the devices of an RPC server (`HOST:PORT`). Raises EngineError when it does not answer."""
-        if not abi.declare_rpc(self.ggml):
-            rpc = _file(self.folder, "ggml-rpc")
-            if not rpc.exists():
-                raise EngineError("this engine was built without RPC", "build it with scripts/build_engine")
-            library = ctypes.CDLL(str(rpc))
-            abi.declare_rpc(library)
-        else:
-            library = self.ggml
+        rpc = self.rpc()
         _check_answers(endpoint)
-        registry = library.ggml_backend_rpc_add_server(endpoint.encode())
+        registry = rpc.ggml_backend_rpc_add_server(endpoint.encode())
         if not registry:
             raise EngineError(f"the RPC server {endpoint} does not answer", "check that it runs and the port is right")
         self.ggml.ggml_backend_register(registry)

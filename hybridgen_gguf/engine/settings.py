@@ -10,6 +10,7 @@ from dataclasses import dataclass
 #: names of KV cache types as llama.cpp's flags spell them, with their number in ggml.h
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 

@@ -3,14 +3,9 @@
 import ctypes
 import sys
 
-from hybridgen_gguf.engine import abi
 from hybridgen_gguf.engine.handles import start
 
 library = start()
-rpc = library.ggml
-if not abi.declare_rpc(rpc):
-    rpc = ctypes.CDLL(str(library.folder / "libggml-rpc.so"))
-    abi.declare_rpc(rpc)
 device = library.ggml.ggml_backend_dev_by_name(b"CPU")
 devices = (ctypes.c_void_p * 1)(device)
-rpc.ggml_backend_rpc_start_server(sys.argv[1].encode(), None, 2, 1, devices)
+library.rpc().ggml_backend_rpc_start_server(sys.argv[1].encode(), None, 2, 1, devices)
