@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .engine.settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES
+from .engine.settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, Placement
 from .errors import NotFound, UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
 from .plan import GOALS, Limits
@@ -49,16 +49,18 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         threads_batch=_threads("-tb", flags.threads_batch),
         n_batch=flags.batch_size,
         n_ubatch=flags.ubatch_size,
-        kv_offload=not flags.no_kv_offload,
         kv_vram=_size("--kv-vram", flags.kv_vram),
         kv_ram_type=None if flags.kv_ram_type is None else _one_of("--kv-ram-type", flags.kv_ram_type, _RAM_TYPES),
-        overrides=_overrides(flags.override_tensor or (), flags.n_cpu_moe),
-        devices=_devices(flags.device),
-        split_mode=_one_of("-sm", flags.split_mode, SPLIT_MODES),
-        main_gpu=_in_range("-mg", flags.main_gpu, 0, _MOST_DEVICES - 1),
-        tensor_split=_shares(flags.tensor_split),
-        use_mmap=not flags.no_mmap,
-        use_mlock=flags.mlock,
+        placement=Placement(
+            overrides=_overrides(flags.override_tensor or (), flags.n_cpu_moe),
+            devices=_devices(flags.device),
+            split_mode=_one_of("-sm", flags.split_mode, SPLIT_MODES),
+            main_gpu=_in_range("-mg", flags.main_gpu, 0, _MOST_DEVICES - 1),
+            tensor_split=_shares(flags.tensor_split),
+            use_mmap=not flags.no_mmap,
+            use_mlock=flags.mlock,
+            kv_offload=not flags.no_kv_offload,
+        ),
         goal=_one_of("--goal", flags.goal, GOALS),
         depth=flags.depth,
     )
@@ -171,27 +173,37 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
             "n_batch": int(plan["batch"]["n_batch"]),
             "n_ubatch": int(plan["batch"]["n_ubatch"]),
         }
-        kv = {name: _one_of("--plan", str(plan["kv"][name]), KV_TYPES) for name in ("type_k", "type_v")}
+        kinds = {name: _one_of("--plan", str(plan["kv"][name]), KV_TYPES) for name in ("type_k", "type_v")}
+        kinds["flash_attention"] = _one_of("--plan", str(plan.get("flash_attention", "auto")), FLASH_ATTENTION)
         place = _place_of(plan)
     except OSError as error:
         raise NotFound(f"the plan {name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
+    if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
+        place["tier_cells"] = place["tier_type"] = None
     left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
-    defaults = Limits()
-    kv_left = {key: value for key, value in (kv | place).items() if getattr(limits, key) == getattr(defaults, key)}
-    return replace(limits, **left_open, **kv_left)  # type: ignore[arg-type]  # keys and types are those above
+    kinds = {key: value for key, value in kinds.items() if getattr(limits, key) == getattr(Limits(), key)}
+    default = Placement()
+    kept = {key: value for key, value in place.items() if getattr(limits.placement, key) == getattr(default, key)}
+    placement = replace(limits.placement, **kept)
+    return replace(limits, **left_open, **kinds, placement=placement)  # type: ignore[arg-type]  # types as above
 
 
 def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What else a saved plan says about placement; older ones lack it."""
-    overrides = _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None)
-    devices = plan.get("devices")
+    """What a saved plan says about placement; older ones lack some of it."""
+    devices, cells, kind = plan.get("devices"), plan.get("tier_cells"), plan.get("tier_type")
     return {
-        "overrides": overrides,
-        "tensor_split": tuple(float(share) for share in plan.get("tensor_split", ())),
+        "overrides": _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None),
         "devices": None if devices is None else tuple(str(device) for device in devices),
+        "split_mode": _one_of("--plan", str(plan.get("split_mode", "layer")), SPLIT_MODES),
+        "main_gpu": _in_range("--plan: main_gpu", int(plan.get("main_gpu", 0)), 0, _MOST_DEVICES - 1),
+        "tensor_split": tuple(float(share) for share in plan.get("tensor_split", ())),
+        "use_mmap": bool(plan.get("use_mmap", True)),
+        "use_mlock": bool(plan.get("use_mlock", False)),
         "kv_offload": bool(plan.get("kv_offload", True)),
+        "tier_cells": None if cells is None else _in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
+        "tier_type": None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
     }
 
 

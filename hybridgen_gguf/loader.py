@@ -116,16 +116,7 @@ def by_device(buffers: Sequence[BufferBytes]) -> tuple[MemoryUse, ...]:
 
 def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
     """The engine's settings for a plan."""
-    model = ModelSettings(
-        n_gpu_layers=plan.n_gpu_layers,
-        split_mode=plan.split_mode,
-        main_gpu=plan.main_gpu,
-        tensor_split=plan.tensor_split,
-        devices=plan.devices,
-        overrides=plan.overrides,
-        use_mmap=plan.use_mmap,
-        use_mlock=plan.use_mlock,
-    )
+    model = ModelSettings(plan.n_gpu_layers, plan.placement)
     context = ContextSettings(
         n_ctx=plan.n_ctx,
         n_batch=plan.n_batch,
@@ -133,11 +124,9 @@ def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
         type_k=plan.kv.type_k,
         type_v=plan.kv.type_v,
         flash_attention=plan.flash_attention,
-        offload_kqv=plan.kv_offload,
         threads=plan.threads,
         threads_batch=plan.threads_batch,
-        tier_cells=plan.tier_cells if plan.tier_cells is not None and plan.tier_cells < plan.n_ctx else None,
-        tier_type=plan.tier_type,
+        placement=plan.placement,
     )
     return model, context
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine.native_sample import native_sampler
+from .engine.settings import Placement
 from .errors import UsageError
 from .generate import LanguageModel
 from .governor import Governor
@@ -42,15 +43,22 @@ def open_prepared(
     return LanguageModel(opened, native_sampler(opened.model.library.llama), governor)
 
 
+def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:
+    """`limits` with fields of their own, or of their placement, replaced by name."""
+    own, places = Limits.__dataclass_fields__, Placement.__dataclass_fields__
+    unknown = [name for name in changes if name not in own and name not in places]
+    if unknown:
+        raise UsageError(f"'{unknown[0]}' is not an option of load", f"one of: {', '.join([*own, *places])}")
+    fields = {name: value for name, value in changes.items() if name in own}
+    kept = replace(limits, **fields)
+    placement = {name: value for name, value in changes.items() if name in places}
+    return replace(kept, placement=replace(kept.placement, **placement))
+
+
 def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any]) -> LanguageModel:
     """What `hybridgen_gguf.load` does."""
-    unknown = [name for name in changes if name not in Limits.__dataclass_fields__]
-    if unknown:
-        raise UsageError(
-            f"'{unknown[0]}' is not an option of load", f"one of: {', '.join(Limits.__dataclass_fields__)}"
-        )
     path, _ = find_model(text)
-    prepared = prepare(path, replace(limits or Limits(), **changes), rpc=rpc)
+    prepared = prepare(path, changed(limits or Limits(), changes), rpc=rpc)
     for line in prepared.plan.warnings:
         warnings.warn(line, RuntimeWarning, stacklevel=3)
     return open_prepared(prepared)

@@ -51,7 +51,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Assignment:
     """`counts`: layers of each device, in order; `heavy_on_host`: device layers whose heavy part is on the CPU."""
 
     counts: tuple[int, ...]
@@ -73,7 +73,7 @@ def places_of(problem: Problem, counts: Sequence[int]) -> list[str]:
     return places
 
 
-def bytes_of(problem: Problem, placement: Placement) -> dict[str, int]:
+def bytes_of(problem: Problem, placement: Assignment) -> dict[str, int]:
     """Bytes of weights and cache on each device."""
     used = dict.fromkeys(problem.budgets, 0)
     for index, place in enumerate(places_of(problem, placement.counts)):
@@ -83,12 +83,12 @@ def bytes_of(problem: Problem, placement: Placement) -> dict[str, int]:
     return used
 
 
-def fits(problem: Problem, placement: Placement) -> bool:
+def fits(problem: Problem, placement: Assignment) -> bool:
     used = bytes_of(problem, placement)
     return all(used[device] <= budget for device, budget in problem.budgets.items())
 
 
-def seconds_of(problem: Problem, placement: Placement) -> float:
+def seconds_of(problem: Problem, placement: Assignment) -> float:
     """Weighted seconds of all uses."""
     places = places_of(problem, placement.counts)
     return sum(
@@ -97,9 +97,9 @@ def seconds_of(problem: Problem, placement: Placement) -> float:
     )
 
 
-def search(problem: Problem) -> Placement:
+def search(problem: Problem) -> Assignment:
     """The best placement. With no device, or budgets too small for anything, all layers stay on the CPU."""
-    best: Placement | None = None
+    best: Assignment | None = None
     least = _Least(problem)
     for candidate in _candidates(problem):
         if best is not None and least.seconds(candidate) >= best.seconds:
@@ -108,7 +108,7 @@ def search(problem: Problem) -> Placement:
         timed = None if shed is None else _timed(problem, shed)
         if timed is not None and (best is None or timed.seconds < best.seconds):
             best = timed
-    return Placement((0,) * len(problem.budgets)) if best is None else _polished(problem, best)
+    return Assignment((0,) * len(problem.budgets)) if best is None else _polished(problem, best)
 
 
 class _Least:
@@ -128,7 +128,7 @@ class _Least:
                 self._sums[place, kv_offload] = [0.0, *itertools.accumulate(values)]
         self._devices = tuple(problem.budgets)
 
-    def seconds(self, placement: Placement) -> float:
+    def seconds(self, placement: Assignment) -> float:
         end = self._n - placement.layers
         seconds, start = self._sums[CPU, True][end], end
         for device, count in zip(self._devices, placement.counts, strict=True):
@@ -138,15 +138,15 @@ class _Least:
         return seconds
 
 
-def _timed(problem: Problem, placement: Placement) -> Placement:
+def _timed(problem: Problem, placement: Assignment) -> Assignment:
     seconds = seconds_of(problem, placement)
-    return Placement(placement.counts, placement.heavy_on_host, placement.kv_offload, seconds)
+    return Assignment(placement.counts, placement.heavy_on_host, placement.kv_offload, seconds)
 
 
-def _candidates(problem: Problem) -> Iterator[Placement]:
+def _candidates(problem: Problem) -> Iterator[Assignment]:
     """Every number of layers, shared out to the devices in the order of their speed; with and without the KV cache."""
     none = tuple(0 for _ in problem.budgets)
-    yield Placement(none, kv_offload=problem.kv_offload)
+    yield Assignment(none, kv_offload=problem.kv_offload)
     if not problem.budgets:
         return
     options = [True] if problem.kv_offload else [False]
@@ -154,7 +154,7 @@ def _candidates(problem: Problem) -> Iterator[Placement]:
     for kv_offload in options:
         for layers in range(1, problem.n + 1):
             for counts in _shares(problem, layers, kv_offload):
-                yield Placement(counts, kv_offload=kv_offload)
+                yield Assignment(counts, kv_offload=kv_offload)
 
 
 def _shares(problem: Problem, layers: int, kv_offload: bool) -> Iterator[tuple[int, ...]]:
@@ -212,7 +212,7 @@ def _loss(problem: Problem, index: int, places: Sequence[str]) -> float:
     )
 
 
-def _shed(problem: Problem, placement: Placement) -> Placement | None:
+def _shed(problem: Problem, placement: Assignment) -> Assignment | None:
     """Moves heavy parts to the CPU until each device fits, losing the fewest seconds; None if that is not enough."""
     used = bytes_of(problem, placement)
     over = {device: used[device] - budget for device, budget in problem.budgets.items()}
@@ -231,7 +231,7 @@ def _shed(problem: Problem, placement: Placement) -> Placement | None:
             if chosen is None:
                 return None
             moved.update(chosen)
-    return Placement(placement.counts, frozenset(moved), placement.kv_offload)
+    return Assignment(placement.counts, frozenset(moved), placement.kv_offload)
 
 
 def _least_loss(parts: list[tuple[int, float, int]], need: int) -> list[int] | None:
@@ -279,7 +279,7 @@ def _by_density(parts: list[tuple[int, float, int]], need: int) -> list[int]:
     return [name for _, _, name in taken]
 
 
-def _polished(problem: Problem, placement: Placement) -> Placement:
+def _polished(problem: Problem, placement: Assignment) -> Assignment:
     """For three devices and more: moves one layer from a device to another while that saves time."""
     best = placement
     for _ in range(_EXCHANGES if len(problem.budgets) > 2 else 0):
@@ -291,12 +291,12 @@ def _polished(problem: Problem, placement: Placement) -> Placement:
     return best
 
 
-def _neighbours(problem: Problem, placement: Placement) -> Iterator[Placement]:
+def _neighbours(problem: Problem, placement: Assignment) -> Iterator[Assignment]:
     for source, target in itertools.permutations(range(len(placement.counts)), 2):
         if placement.counts[source]:
             counts = list(placement.counts)
             counts[source] -= 1
             counts[target] += 1
-            shed = _shed(problem, Placement(tuple(counts), frozenset(), placement.kv_offload))
+            shed = _shed(problem, Assignment(tuple(counts), frozenset(), placement.kv_offload))
             if shed is not None:
                 yield shed

@@ -38,8 +38,8 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
     kv = sum(use.kv for use in used)
     on_device = sum(use.kv for use in used if use.device != CPU)
     cells_device = plan.n_ctx if kv and on_device == kv else round(plan.n_ctx * on_device / kv) if kv else 0
-    if plan.tier_cells is not None:
-        cells_device = min(plan.tier_cells, plan.n_ctx)
+    if plan.placement.tier_cells is not None:
+        cells_device = min(plan.placement.tier_cells, plan.n_ctx)
     cells = replace(plan.kv, cells_device=cells_device, cells_host=plan.n_ctx - cells_device, bytes=kv)
     _explain_memory(used, given.notes)
     predicted = predict(given.rates, given.work, plan, depth_of(given, plan))
@@ -101,14 +101,7 @@ def _fixed_part(given: Given) -> Plan:
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         flash_attention=limits.flash_attention,
-        kv_offload=limits.kv_offload,
-        overrides=limits.overrides,
-        devices=limits.devices,
-        split_mode=limits.split_mode,
-        main_gpu=limits.main_gpu,
-        tensor_split=limits.tensor_split,
-        use_mmap=limits.use_mmap,
-        use_mlock=limits.use_mlock,
+        placement=limits.placement,
     )
 
 
@@ -210,12 +203,12 @@ def _fit_host(given: Given, plan: Plan) -> tuple[Plan, tuple[MemoryUse, ...]]:
 
 def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted | None:
     """Tokens a second of a plan, or None where the machine was not measured."""
-    devices = [
-        device for device in (plan.devices if plan.devices is not None else rates.devices()) if plan.n_gpu_layers
-    ]
-    if plan.tier_cells is not None or not rates.measured or any(not rates.is_measured(device) for device in devices):
+    place = plan.placement
+    names = rates.devices() if place.devices is None else place.devices
+    devices = names if plan.n_gpu_layers else ()
+    if place.tier_cells is not None or not rates.measured or any(not rates.is_measured(device) for device in devices):
         return None
-    counts = tuple(int(share) for share in plan.tensor_split) or (plan.n_gpu_layers,)
+    counts = tuple(int(share) for share in place.tensor_split) or (plan.n_gpu_layers,)
     if len(counts) != len(devices) and plan.n_gpu_layers:
         return None  # the engine shares layers out by free memory
     places = [CPU] * (plan.n_layers + 1 - sum(counts))
@@ -229,15 +222,17 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     used = {CPU, *devices}
     writing: dict[str, list[PartCost]] = {place: model.writing(place) for place in used}
     reading: dict[str, list[PartCost]] = {place: model.reading(place, gpu) for place in used}
-    answer = total(writing, places, heavy, plan.kv_offload, crossing) + model.fixed
-    prompt = total(reading, places, heavy, plan.kv_offload, per_batch) + model.fixed / min(plan.n_ubatch, max(depth, 1))
+    answer = total(writing, places, heavy, place.kv_offload, crossing) + model.fixed
+    prompt = total(reading, places, heavy, place.kv_offload, per_batch) + model.fixed / min(
+        plan.n_ubatch, max(depth, 1)
+    )
     return Predicted(round(1 / answer, 2), round(1 / prompt, 2), depth)
 
 
 def _layers_of(plan: Plan) -> list[int]:
     """Layers whose heavy part the plan's own patterns keep on the CPU, the output as the last."""
     numbers: list[int] = []
-    for pattern, _ in plan.overrides:
+    for pattern, _ in plan.placement.overrides:
         if pattern.startswith("^("):
             numbers.append(plan.n_layers)
         inside = pattern.partition("blk\\.(")[2].partition(")")[0]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .cost import CostModel, ModelWork
 from .errors import DoesNotFit
-from .placement import Placement, Problem, Sizes, search, seconds_of
+from .placement import Assignment, Problem, Sizes, search, seconds_of
 from .placement import bytes_of as bytes_placed
 from .plan_given import Given, depth_of, device_budgets, largest, use_of
 from .plan_parts import MemoryUse, Plan
@@ -30,7 +30,8 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     if not budgets:
         return _without_device(given, plan)
     limits = given.limits
-    free = not (limits.overrides or limits.tensor_split or limits.split_mode != "layer")
+    fixed = limits.placement
+    free = not (fixed.overrides or fixed.tensor_split or fixed.split_mode != "layer")
     if limits.n_gpu_layers is not None or not free:
         return _layers_by_count(given, plan, budgets)
     found = [fast for size in _batches(given, plan, budgets) if (fast := _fastest(given, size, budgets)) is not None]
@@ -94,7 +95,7 @@ def _without_scratch(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Pl
     if plan.n_gpu_layers or not _excess(given.bytes_of(plan), budgets):
         return plan
     given.notes.because("devices", "none", "not even the engine's scratch memory fits there")
-    return replace(plan, devices=())
+    return replace(plan, placement=replace(plan.placement, devices=()))
 
 
 def _excess(used: tuple[MemoryUse, ...], budgets: Mapping[str, int]) -> dict[str, int]:
@@ -103,11 +104,11 @@ def _excess(used: tuple[MemoryUse, ...], budgets: Mapping[str, int]) -> dict[str
     return {device: size for device, size in over.items() if size > 0}
 
 
-def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> tuple[Plan, Placement, Problem] | None:
+def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> tuple[Plan, Assignment, Problem] | None:
     """The placement with the least predicted seconds, by exact bytes; None when the search comes to no end."""
     problem = _problem(given, plan, budgets)
     reserve = dict.fromkeys(budgets, 4 * plan.n_ubatch * (2 * given.shape.n_ff + 4 * given.shape.n_embd))  # a guess
-    best: tuple[Plan, Placement] | None = None
+    best: tuple[Plan, Assignment] | None = None
     for _ in range(_TRIES):
         left = {device: max(budget - reserve[device], 0) for device, budget in budgets.items()}
         placed = search(replace(problem, budgets=left))
@@ -152,23 +153,23 @@ def _problem(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Problem:
         budgets,
         tuple(use for use in uses if use[0]),
         may_keep_cache=given.rates.measured,
-        kv_offload=plan.kv_offload,
+        kv_offload=plan.placement.kv_offload,
     )
 
 
-def _with(given: Given, plan: Plan, problem: Problem, placed: Placement) -> Plan:
+def _with(given: Given, plan: Plan, problem: Problem, placed: Assignment) -> Plan:
     """The engine's settings for a placement."""
     counts = {device: count for device, count in zip(problem.budgets, placed.counts, strict=True) if count}
     several = len(problem.budgets) > 1 and placed.layers > 0
-    return replace(
-        plan,
-        n_gpu_layers=placed.layers,
+    placement = replace(
+        plan.placement,
         kv_offload=placed.kv_offload,
         overrides=_overrides(given.work, placed.heavy_on_host),
         # With several devices their order decides who gets which layers: it is fixed to the order planned for.
-        devices=tuple(counts) if several else plan.devices,
+        devices=tuple(counts) if several else plan.placement.devices,
         tensor_split=tuple(float(count) for count in counts.values()) if len(counts) > 1 else (),
     )
+    return replace(plan, n_gpu_layers=placed.layers, placement=placement)
 
 
 def _overrides(work: ModelWork, layers: frozenset[int]) -> tuple[tuple[str, str], ...]:
@@ -182,10 +183,10 @@ def _overrides(work: ModelWork, layers: frozenset[int]) -> tuple[tuple[str, str]
     return tuple((pattern.replace(".weight", r"\.weight"), CPU) for pattern in patterns)
 
 
-def _explain_placement(given: Given, problem: Problem, placed: Placement, budgets: Mapping[str, int]) -> None:
+def _explain_placement(given: Given, problem: Problem, placed: Assignment, budgets: Mapping[str, int]) -> None:
     room = ", ".join(f"{name} {format_size(budget)}" for name, budget in budgets.items())
     basis = "" if given.rates.measured else ", by assumed rates: this machine was not measured"
-    none = Placement((0,) * len(budgets), kv_offload=problem.kv_offload)
+    none = Assignment((0,) * len(budgets), kv_offload=problem.kv_offload)
     ratio = seconds_of(problem, none) / max(placed.seconds, 1e-12)
     if not placed.layers:
         given.notes.because("n_gpu_layers", 0, f"the CPU alone is fastest within {room}{basis}")
@@ -205,7 +206,7 @@ def _explain_placement(given: Given, problem: Problem, placed: Placement, budget
         given.notes.because(
             "overrides", "output on the CPU", "it and its logits would take the place of several layers"
         )
-    if not placed.kv_offload and given.limits.kv_offload:
+    if not placed.kv_offload and given.limits.placement.kv_offload:
         given.notes.because(
             "kv_offload", "off", "weights save more seconds per byte of device memory than the KV cache"
         )

@@ -58,7 +58,8 @@ def host_budget(hardware: Hardware, limits: Limits) -> int:
 def device_budgets(hardware: Hardware, limits: Limits) -> dict[str, int]:
     """Bytes that may be taken of each device: its free memory less a margin, or --vram when that is less."""
     known = {device.name: device for device in hardware.devices if device.kind != "cpu"}
-    names = known if limits.devices is None else [name for name in limits.devices if name in known]
+    wanted = limits.placement.devices
+    names = known if wanted is None else [name for name in wanted if name in known]
     free = {name: max(known[name].memory_free - DEVICE_MARGIN, 0) for name in names}
     return {name: min(size, limits.vram) if limits.vram is not None else size for name, size in free.items()}
 
@@ -84,4 +85,4 @@ def depth_of(given: Given, plan: Plan) -> int:
 
 def use_of(plan: Plan, depth: int) -> Use:
     kv = plan.kv
-    return Use(depth, kv.type_k, kv.type_v, plan.threads, plan.threads_batch, plan.n_ubatch, plan.use_mmap)
+    return Use(depth, kv.type_k, kv.type_v, plan.threads, plan.threads_batch, plan.n_ubatch, plan.placement.use_mmap)

@@ -5,10 +5,11 @@ Knows neither how a plan is made nor the engine. Invariant: `Plan` is complete: 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .cost import Predicted
+from .engine.settings import Placement
 
 #: what a plan is to be fast at: writing, reading prompts, or a prompt of the expected depth and an answer of 256 tokens
 GOALS = ("decode", "prompt", "mixed")
@@ -35,14 +36,7 @@ class Limits:
     threads_batch: int | None = None
     n_batch: int | None = None
     n_ubatch: int | None = None
-    kv_offload: bool = True
-    overrides: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] | None = None
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
+    placement: Placement = field(default_factory=Placement)
     goal: str = "mixed"
     depth: int | None = None
     kv_vram: int | None = None
@@ -99,16 +93,7 @@ class Plan:
     n_batch: int
     n_ubatch: int
     flash_attention: str
-    kv_offload: bool
-    overrides: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] | None = None
-    split_mode: str = "layer"
-    main_gpu: int = 0
-    tensor_split: tuple[float, ...] = ()
-    use_mmap: bool = True
-    use_mlock: bool = False
-    tier_cells: int | None = None  # of n_ctx on the device, the rest in host memory; None: one memory
-    tier_type: str | None = None
+    placement: Placement = field(default_factory=Placement)
     memory: tuple[MemoryUse, ...] = ()
     predicted: Predicted | None = None
     reasons: tuple[Reason, ...] = ()
@@ -133,10 +118,7 @@ class Plan:
             "threads": {"decode": self.threads, "prompt": self.threads_batch},
             "batch": {"n_batch": self.n_batch, "n_ubatch": self.n_ubatch},
             "flash_attention": self.flash_attention,
-            "overrides": [list(pair) for pair in self.overrides],
-            "kv_offload": self.kv_offload,
-            "devices": None if self.devices is None else list(self.devices),
-            "tensor_split": list(self.tensor_split),
+            **asdict(self.placement),  # "overrides", "devices" and so on
             "bytes": {"device": self.bytes_device, "host": self.bytes_host},
             "predicted": None if self.predicted is None else asdict(self.predicted),
             "reasons": [asdict(reason) for reason in self.reasons],
@@ -145,16 +127,17 @@ class Plan:
 
     def as_arguments(self) -> tuple[str, ...]:
         """The plan as flags of stock llama.cpp's programs, `--fit off` so that it changes nothing."""
+        place = self.placement
         arguments = ["--fit", "off", "-c", str(self.n_ctx), "-ngl", str(self.n_gpu_layers), "-t", str(self.threads),
                      "-tb", str(self.threads_batch), "-b", str(self.n_batch), "-ub", str(self.n_ubatch),
                      "-ctk", self.kv.type_k, "-ctv", self.kv.type_v, "-fa", self.flash_attention]  # fmt: skip
-        arguments += [] if self.kv_offload else ["-nkvo"]
-        for pattern, buffer_type in self.overrides:
+        arguments += [] if place.kv_offload else ["-nkvo"]
+        for pattern, buffer_type in place.overrides:
             arguments += ["-ot", f"{pattern}={buffer_type}"]
-        arguments += ["-dev", ",".join(self.devices) or "none"] if self.devices is not None else []
-        arguments += ["-ts", ",".join(f"{share:g}" for share in self.tensor_split)] if self.tensor_split else []
-        arguments += ["-sm", self.split_mode] if self.split_mode != "layer" else []
-        arguments += ["-mg", str(self.main_gpu)] if self.main_gpu else []
+        arguments += ["-dev", ",".join(place.devices) or "none"] if place.devices is not None else []
+        arguments += ["-ts", ",".join(f"{share:g}" for share in place.tensor_split)] if place.tensor_split else []
+        arguments += ["-sm", place.split_mode] if place.split_mode != "layer" else []
+        arguments += ["-mg", str(place.main_gpu)] if place.main_gpu else []
         # --mlock and --no-mmap became values of --load-mode; mmap alone is its default.
-        mode = _LOAD_MODES[self.use_mmap, self.use_mlock]
+        mode = _LOAD_MODES[place.use_mmap, place.use_mlock]
         return (*arguments, "-lm", mode) if mode != "mmap" else tuple(arguments)

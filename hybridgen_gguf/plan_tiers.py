@@ -23,10 +23,10 @@ def with_tiers(given: Given, plan: Plan) -> Plan:
         if limits.kv_ram_type is not None:
             raise UsageError("--kv-ram-type needs --kv-vram", "say how many bytes of KV may lie on the device")
         return plan
-    if limits.flash_attention == "off" or not limits.kv_offload:
+    if limits.flash_attention == "off" or not limits.placement.kv_offload:
         other = "-fa off" if limits.flash_attention == "off" else "-nkvo"
         raise UsageError(f"--kv-vram and {other} exclude each other", f"leave out {other}")
-    if not given.hardware.devices or limits.devices == ():
+    if not given.hardware.devices or limits.placement.devices == ():
         raise UsageError("--kv-vram was given, but there is no device", "leave it out, or see `hgguf engine`")
     per_layer = given.shape.kv_bytes_per_layer(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
     global_layers = [size for size, layer in zip(per_layer, given.shape.layers, strict=True) if not layer.window]
@@ -39,4 +39,5 @@ def with_tiers(given: Given, plan: Plan) -> Plan:
         return plan
     why = f"as many as fit into --kv-vram {format_size(limits.kv_vram)}; the CPU attends to the others"
     given.notes.because("kv tiers", f"{cells} cells on the device, {plan.n_ctx - cells} in host memory", why)
-    return replace(plan, flash_attention="on", tier_cells=cells, tier_type=limits.kv_ram_type)
+    placement = replace(plan.placement, tier_cells=cells, tier_type=limits.kv_ram_type)
+    return replace(plan, flash_attention="on", placement=placement)

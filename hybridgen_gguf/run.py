@@ -187,7 +187,7 @@ def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form:
         raise UsageError(f"--format {form} is not known", "one of: table, args")
     path, _ = find_shown(model)
     made = _prepare(path, place).plan
-    if form == "args" and made.tier_cells is not None:
+    if form == "args" and made.placement.tier_cells is not None:
         raise UsageError("stock llama.cpp cannot keep KV in two memories", "leave out --kv-vram for --format args")
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")

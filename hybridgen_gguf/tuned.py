@@ -65,7 +65,8 @@ def key_of(hardware: Hardware, shape: ModelShape, limits: Limits) -> str:
         with path.open("rb") as file:
             model.update(file.read(_HEADER_BYTES))
         model.update(str(path.stat().st_size).encode())
-    budget = f"{limits.goal}/{limits.vram}/{limits.n_gpu_layers}/{limits.devices}/{limits.overrides}"
+    fixed = limits.placement
+    budget = f"{limits.goal}/{limits.vram}/{limits.n_gpu_layers}/{fixed.devices}/{fixed.overrides}"
     place = hashlib.sha256(budget.encode()).hexdigest()[:8]
     return f"{fingerprint_of(hardware)}-{model.hexdigest()[:16]}-{place}"
 

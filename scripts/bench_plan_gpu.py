@@ -265,8 +265,8 @@ class Bench:
         except Exception as error:
             return {"failed": str(error)}
         predicted = plan.predicted.decode_tps if plan.predicted else None
-        return {"ngl": plan.n_gpu_layers, "overrides": [list(pair) for pair in plan.overrides],
-                "kv_offload": plan.kv_offload, "predicted_tps": predicted, "note": why,
+        return {"ngl": plan.n_gpu_layers, "overrides": [list(pair) for pair in plan.placement.overrides],
+                "kv_offload": plan.placement.kv_offload, "predicted_tps": predicted, "note": why,
                 "foretold_bytes": plan.bytes_device}  # fmt: skip
 
     def fitted(self, path: Path, n_ctx: int, budget: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def machine(
 
 def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
     """Bytes by device: tensors by their names and the plan's patterns, KV by layer, scratch by a rule of thumb."""
-    names = list(plan.devices or ()) or ["GPU0"]
+    names = list(plan.placement.devices or ()) or ["GPU0"]
     places = _places(plan, names)
     kv = shape.kv_bytes_per_layer(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
     weights, cache = dict.fromkeys(["CPU", *names], 0), dict.fromkeys(["CPU", *names], 0)
@@ -127,11 +127,11 @@ def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
     for tensor in shape.file.tensors:
         block = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk.") else None
         place = places[block] if block is not None else "CPU" if tensor.name == "token_embd.weight" else places[-1]
-        override = next((to for pattern, to in plan.overrides if re.search(pattern, tensor.name)), None)
+        override = next((to for pattern, to in plan.placement.overrides if re.search(pattern, tensor.name)), None)
         weights[override or place] += tensor.bytes
         output_on = (override or place) if tensor.name == "output.weight" else output_on
     for layer, size in enumerate(kv):
-        cache[places[layer] if plan.kv_offload else "CPU"] += size
+        cache[places[layer] if plan.placement.kv_offload else "CPU"] += size
     scratch = {name: 4 * plan.n_ubatch * (3 * shape.n_ff + 4 * shape.n_embd) for name in weights if name in places}
     scratch["CPU"] = scratch.get("CPU", 0) + (8 << 20)
     scratch[output_on] = scratch.get(output_on, 0) + 4 * plan.n_ubatch * shape.n_vocab
@@ -141,7 +141,7 @@ def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
 def _places(plan: Plan, names: list[str]) -> list[str]:
     """Where the engine puts each layer, the output last (llama-model.cpp: get_layer_buft_list)."""
     n = plan.n_layers + 1
-    first, shares = n - plan.n_gpu_layers, plan.tensor_split or (1.0,)
+    first, shares = n - plan.n_gpu_layers, plan.placement.tensor_split or (1.0,)
     ends = [sum(shares[: i + 1]) / sum(shares) for i in range(len(shares))]
     places = []
     for layer in range(n):

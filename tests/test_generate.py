@@ -16,7 +16,7 @@ from hybridgen_gguf.prompt import Message
 
 PLAN = Plan(
     n_ctx=256, n_gpu_layers=0, n_layers=1, kv=KvPlan("f16", "f16", 0, 256, 0), threads=1, threads_batch=1, n_batch=64,
-    n_ubatch=64, flash_attention="auto", kv_offload=True,
+    n_ubatch=64, flash_attention="auto",
 )  # fmt: skip
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from planned import GIB, counted, dense, gpu, machine, moe
 
+from hybridgen_gguf.arguments import limits_of
 from hybridgen_gguf.cost import work_of
+from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.errors import DoesNotFit, UsageError
 from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.options import PlaceFlags
 from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
 from hybridgen_gguf.shape import ModelShape
 
@@ -66,18 +71,19 @@ def test_few_questions() -> None:
 def test_experts_leave_first() -> None:
     quick = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20), split=1e-6)  # the model is tiny, so crossings must be too
     plan = planned(quick, Limits(n_ctx=4096, vram=300 << 20, goal="decode"), EXPERTS)
-    patterns = [pattern for pattern, _ in plan.overrides if "exps" in pattern]
+    patterns = [pattern for pattern, _ in plan.placement.overrides if "exps" in pattern]
     assert patterns and plan.n_gpu_layers >= EXPERTS.n_layers
-    assert all(to == "CPU" for _, to in plan.overrides)
+    assert all(to == "CPU" for _, to in plan.placement.overrides)
 
 
 def test_what_the_user_fixed_stays() -> None:
-    limits = Limits(n_ctx=2000, threads=3, n_gpu_layers=5, n_ubatch=128, type_k="q8_0", type_v="q8_0", kv_offload=False)
+    limits = Limits(n_ctx=2000, threads=3, n_gpu_layers=5, n_ubatch=128, type_k="q8_0", type_v="q8_0",
+                    placement=Placement(kv_offload=False))  # fmt: skip
     plan = planned(CARD, limits)
     assert (plan.n_ctx, plan.threads, plan.threads_batch, plan.n_gpu_layers, plan.n_ubatch) == (2048, 3, 3, 5, 128)
-    assert (plan.kv.type_k, plan.kv_offload, plan.overrides) == ("q8_0", False, ())
+    assert (plan.kv.type_k, plan.placement.kv_offload, plan.placement.overrides) == ("q8_0", False, ())
     own = (("blk\\.1\\.", "CPU"),)
-    assert planned(CARD, Limits(overrides=own)).overrides == own
+    assert planned(CARD, Limits(placement=Placement(overrides=own))).placement.overrides == own
 
 
 def test_every_number_has_a_reason() -> None:
@@ -161,7 +167,26 @@ def test_work_counts_every_weight_once() -> None:
 
 
 def test_arguments_of_llama_cpp() -> None:
-    plan = planned(CARD, Limits(n_ctx=4096, vram=450 << 20, use_mmap=False, use_mlock=True))
+    plan = planned(CARD, Limits(n_ctx=4096, vram=450 << 20, placement=Placement(use_mmap=False, use_mlock=True)))
     text = " ".join(plan.as_arguments())
     assert "--fit off -c 4096 -ngl" in text and text.endswith("-lm mlock")
-    assert not any("," in pattern for pattern, _ in plan.overrides), "llama.cpp splits -ot at commas"
+    assert not any("," in pattern for pattern, _ in plan.placement.overrides), "llama.cpp splits -ot at commas"
+
+
+def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
+    placement = Placement(
+        overrides=(("blk\\.1\\.", "CPU"),), devices=("GPU0", "GPU1"), split_mode="row", main_gpu=1,
+        tensor_split=(3.0, 1.0), use_mmap=False, use_mlock=True, kv_offload=False, tier_cells=512, tier_type="q8_0",
+    )  # fmt: skip
+    assert all(getattr(placement, f.name) != getattr(Placement(), f.name) for f in fields(Placement)), "one is left out"
+    plan = replace(planned(CARD, Limits(n_ctx=4096)), flash_attention="on", placement=placement)
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps({"plan": plan.as_json()}), encoding="utf-8")
+    limits = limits_of(PlaceFlags(plan=str(saved)))
+    assert limits.placement == placement
+    assert (limits.n_ctx, limits.n_gpu_layers, limits.flash_attention) == (4096, plan.n_gpu_layers, "on")
+    other = limits_of(PlaceFlags(plan=str(saved), kv_vram="1GiB", flash_attn="off", device="GPU1")).placement
+    assert (other.tier_cells, other.tier_type, other.devices) == (None, None, ("GPU1",)), "flags win"
+    old = {key: value for key, value in plan.as_json().items() if not hasattr(placement, key)}
+    saved.write_text(json.dumps(old), encoding="utf-8")
+    assert limits_of(PlaceFlags(plan=str(saved))).placement == Placement()

@@ -21,7 +21,7 @@ from typing import Any
 from ..closing import Closing
 from ..errors import EngineError, HgError, UsageError
 from .library import BackendDevice
-from .settings import BufferBytes, ContextSettings, ModelSettings
+from .settings import BufferBytes, ContextSettings, ModelSettings, Placement
 
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 
@@ -142,15 +142,19 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         with Model(path, ModelSettings(), no_alloc=True) as model:
             model.walk_vocabulary()
             return {}
-    settings = {key: _tuples(value) for key, value in request["model"].items()}
     with (
-        Model(path, ModelSettings(**settings), no_alloc=True) as model,
-        Context(model, ContextSettings(**request["context"])) as context,
+        Model(path, ModelSettings(**_with_placement(request["model"])), no_alloc=True) as model,
+        Context(model, ContextSettings(**_with_placement(request["context"]))) as context,
     ):
         if path not in _walked:
             model.walk_vocabulary()
             _walked.add(path)
         return {"buffers": [asdict(entry) for entry in context.memory_use()]}
+
+
+def _with_placement(settings: dict[str, Any]) -> dict[str, Any]:
+    placement = {key: _tuples(value) for key, value in settings["placement"].items()}
+    return settings | {"placement": Placement(**placement)}
 
 
 def _tuples(value: Any) -> Any:

@@ -77,7 +77,7 @@ class Model(Closing):
         log.lines.clear()
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self.handle:
-            hint = "the engine may not take the patterns of -ot" if settings.overrides else ""
+            hint = "the engine may not take the patterns of -ot" if settings.placement.overrides else ""
             raise EngineError(f"the engine cannot load {path}: {log.last_error() or 'it does not say why'}", hint)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
@@ -87,19 +87,21 @@ class Model(Closing):
     ) -> Any:
         parameters = self.api.llama_model_default_params()
         parameters.n_gpu_layers = settings.n_gpu_layers
-        parameters.split_mode = SPLIT_MODES[settings.split_mode]
-        parameters.main_gpu = settings.main_gpu
-        parameters.load_mode = 0 if no_alloc else _LOAD_MODES[settings.use_mmap, settings.use_mlock]
+        parameters.split_mode = SPLIT_MODES[settings.placement.split_mode]
+        parameters.main_gpu = settings.placement.main_gpu
+        parameters.load_mode = 0 if no_alloc else _LOAD_MODES[settings.placement.use_mmap, settings.placement.use_mlock]
         parameters.vocab_only = vocab_only
         parameters.no_alloc = no_alloc
-        if settings.tensor_split:
-            shares = (ctypes.c_float * self.api.llama_max_devices())(*settings.tensor_split)
+        if settings.placement.tensor_split:
+            shares = (ctypes.c_float * self.api.llama_max_devices())(*settings.placement.tensor_split)
             self._kept.append(shares)
             parameters.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
-        if settings.devices is not None:
-            parameters.devices = ctypes.cast(self._devices(settings.devices), ctypes.c_void_p)
-        if settings.overrides:
-            parameters.tensor_buft_overrides = ctypes.cast(self._overrides(settings.overrides), ctypes.c_void_p)
+        if settings.placement.devices is not None:
+            parameters.devices = ctypes.cast(self._devices(settings.placement.devices), ctypes.c_void_p)
+        if settings.placement.overrides:
+            parameters.tensor_buft_overrides = ctypes.cast(
+                self._overrides(settings.placement.overrides), ctypes.c_void_p
+            )
         if progress is not None:
             callback = self.api.llama_progress_callback(lambda share, _data: progress(share))
             self._kept.append(callback)
@@ -222,9 +224,8 @@ class Model(Closing):
 
 
 def _tiers_of(settings: ContextSettings) -> Tiers | None:
-    if settings.tier_cells is None:
-        return None
-    return Tiers(settings.tier_cells, type_k=settings.tier_type, type_v=settings.tier_type)
+    cells, kind = settings.placement.tier_cells, settings.placement.tier_type
+    return None if cells is None or cells >= settings.n_ctx else Tiers(cells, type_k=kind, type_v=kind)
 
 
 class Context(Closing):
@@ -240,14 +241,14 @@ class Context(Closing):
         parameters.n_ubatch = settings.n_ubatch
         parameters.type_k, parameters.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
         parameters.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
-        parameters.offload_kqv = settings.offload_kqv
+        parameters.offload_kqv = settings.placement.kv_offload
         parameters.swa_full = False  # windowed layers keep their window alone, as llama.cpp's own programs do
         parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
         log.lines.clear()
         with pending(model.library, _tiers_of(settings)):
             self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
         if not self.handle:
-            why = (message(model.library) if settings.tier_cells is not None else "") or log.last_error()
+            why = (message(model.library) if _tiers_of(settings) else "") or log.last_error()
             raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {why}")
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
         self._memory = self.api.llama_get_memory(self.handle)
@@ -319,7 +320,7 @@ class Context(Closing):
 
     def tier_counters(self) -> TierCounters | None:
         """What the KV tiers have done so far; None with one memory."""
-        return counters(self.model.library, self.handle) if self.settings.tier_cells is not None else None
+        return counters(self.model.library, self.handle)
 
     def close(self) -> None:
         if self.handle:

@@ -15,26 +15,36 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """How weights are loaded. `overrides`: (tensor name pattern, buffer type name), llama.cpp's `-ot`."""
+class Placement:
+    """Where weights and KV lie, beside how many layers are on devices: what limits, a plan and the engine share.
 
-    n_gpu_layers: int = 0
+    `overrides`: (tensor name pattern, buffer type name), llama.cpp's `-ot`. `tier_cells`: KV cells on the device, the
+    rest in host memory as `tier_type` (None: as on the device); None: one memory.
+    """
+
+    overrides: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] | None = None
     split_mode: str = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
-    devices: tuple[str, ...] | None = None
-    overrides: tuple[tuple[str, str], ...] = ()
     use_mmap: bool = True
     use_mlock: bool = False
+    kv_offload: bool = True
+    tier_cells: int | None = None
+    tier_type: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How weights are loaded."""
+
+    n_gpu_layers: int = 0
+    placement: Placement = Placement()
 
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts.
-
-    `tier_cells`: KV cells on the device, the rest in host memory as `tier_type` (None: as on the device); None: one
-    memory.
-    """
+    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts."""
 
     n_ctx: int
     n_batch: int = 2048
@@ -42,11 +52,9 @@ class ContextSettings:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: str = "auto"
-    offload_kqv: bool = True
     threads: int = 1
     threads_batch: int = 1
-    tier_cells: int | None = None
-    tier_type: str | None = None
+    placement: Placement = Placement()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from hybridgen_gguf.engine.device_sample import DeviceSample
 from hybridgen_gguf.engine.handles import Context, Model
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings
+from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings, Placement
 from hybridgen_gguf.sample import DeviceCandidates, Draw, SampleOptions, Sampler, device_candidates
 
 PROMPT = [1, 40, 50, 60, 70, 40, 50, 61, 9, 200]
@@ -55,12 +55,12 @@ def model(request: pytest.FixtureRequest, engine: Library, tiny: Path) -> Iterat
         ]
         if not names:
             pytest.skip("this machine has no GPU that the engine can use")
-        settings = ModelSettings(n_gpu_layers=99, devices=(names[0],))
+        settings = ModelSettings(n_gpu_layers=99, placement=Placement(devices=(names[0],)))
     if request.param == "rpc":
         endpoint = request.getfixturevalue("rpc_device")
         if not any(device.name == "RPC0" for device in engine.devices()):
             engine.add_rpc(endpoint)
-        settings = ModelSettings(n_gpu_layers=99, devices=("RPC0",))
+        settings = ModelSettings(n_gpu_layers=99, placement=Placement(devices=("RPC0",)))
     with Model(tiny, settings) as opened_model:
         yield opened_model
 

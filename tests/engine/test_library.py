@@ -107,11 +107,12 @@ def _within_one_percent(planned: tuple, real: tuple) -> None:  # type: ignore[ty
 _ON_RPC = """
 import json, sys
 from pathlib import Path
+from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.loader import prepare, open_model
 from hybridgen_gguf.plan import Limits
 layers = None if sys.argv[3] == "auto" else int(sys.argv[3])
 vram = None if sys.argv[4] == "-" else int(sys.argv[4])
-limits = Limits(n_ctx=1024, n_gpu_layers=layers, vram=vram, threads=1, use_mmap=False)
+limits = Limits(n_ctx=1024, n_gpu_layers=layers, vram=vram, threads=1, placement=Placement(use_mmap=False))
 prepared = prepare(Path(sys.argv[1]), limits, rpc=[sys.argv[2]])
 with open_model(prepared) as opened:
     real = opened.memory()

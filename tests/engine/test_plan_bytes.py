@@ -8,6 +8,7 @@ import pytest
 from tinygguf import build
 
 from hybridgen_gguf.engine.library import Library
+from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.loader import open_model, prepare
 from hybridgen_gguf.plan import Limits
 
@@ -24,7 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("vram", [None, 1, 12, 25, 40, 200])
 def test_foretold_and_allocated(engine: Library, rpc_device: str, model: Path, vram: int | None, kind: str) -> None:
-    limits = Limits(n_ctx=4096, n_ubatch=128, type_k=kind, type_v=kind, vram=vram and vram * MIB, use_mmap=False)
+    read = Placement(use_mmap=False)
+    limits = Limits(n_ctx=4096, n_ubatch=128, type_k=kind, type_v=kind, vram=vram and vram * MIB, placement=read)
     prepared = prepare(model, limits, rpc=() if vram is None else (rpc_device,))
     with open_model(prepared) as opened:
         assert opened.context.decode([5, 6, 7])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hybridgen_gguf.engine import tiers as kv
 from hybridgen_gguf.engine.handles import Model, start
-from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings
+from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings, Placement
 from hybridgen_gguf.engine.tiers import TierCounters, Tiers
 
 Logits = NDArray[np.float32]
@@ -273,7 +273,7 @@ def main() -> None:
     library = start()
     library.add_rpc(endpoint)
     name = next(d.name for d in library.devices() if d.name.startswith("RPC"))
-    with Model(Path(path), ModelSettings(n_gpu_layers=99, devices=(name,))) as model:
+    with Model(Path(path), ModelSettings(n_gpu_layers=99, placement=Placement(devices=(name,)))) as model:
         on_device = model.layer_devices()[0] == name
         print(json.dumps({"on_device": on_device, "result": globals()[scenario](model)}))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridgen_gguf.cost import PartCost
-from hybridgen_gguf.placement import Placement, Problem, Sizes, fits, places_of, search, seconds_of
+from hybridgen_gguf.placement import Assignment, Problem, Sizes, fits, places_of, search, seconds_of
 from hybridgen_gguf.rates import CPU
 
 MIB = 1 << 20
@@ -47,7 +47,7 @@ def everything(problem: Problem) -> float:
             for size in range(len(on_device) + 1):
                 for heavy in itertools.combinations(on_device, size):
                     for kv_offload in (True, False):
-                        placement = Placement(counts, frozenset(heavy), kv_offload)
+                        placement = Assignment(counts, frozenset(heavy), kv_offload)
                         if fits(problem, placement):
                             best = min(best, seconds_of(problem, placement))
     return best
@@ -81,4 +81,4 @@ def test_more_memory_never_predicts_slower(problem: Problem, more: int) -> None:
 def test_three_devices_fit_and_beat_the_cpu(problem: Problem) -> None:
     found = search(problem)
     assert fits(problem, found)
-    assert found.seconds <= seconds_of(problem, Placement((0, 0, 0))) * (1 + 1e-9)
+    assert found.seconds <= seconds_of(problem, Assignment((0, 0, 0))) * (1 + 1e-9)
