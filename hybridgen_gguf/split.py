@@ -49,7 +49,7 @@ class ModelFile:
 
 def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
     """The whole model that `path` belongs to. Raises NotFound for a missing file or part, BadFile for a bad one."""
-    path = Path(path)
+    path = _name_for_all(Path(path))
     try:
         header = read_header(path)
     except NotFound as error:
@@ -62,6 +62,13 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
     whole = ModelFile(paths, headers)
     _check_set(whole)
     return whole
+
+
+def _name_for_all(path: Path) -> Path:
+    """/dev/stdin and /proc/self/fd/9 mean another file in each process, and the engine checks files in its own."""
+    folder = path.absolute().parent.resolve()
+    own = (folder == Path("/dev") or folder.is_relative_to("/proc")) and path.is_file()
+    return path.resolve() if own else path
 
 
 def _nearby(path: Path) -> HgError | None:

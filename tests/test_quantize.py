@@ -246,7 +246,7 @@ def test_missing_imatrix_entries_are_told(wide: Path, tmp_path: Path) -> None:
         ({"imatrix": Path("nowhere.gguf")}, NotFound, "nowhere.gguf does not exist"),
         ({"source": Path("nowhere.gguf")}, NotFound, "nowhere.gguf does not exist"),
         ({"target": Path("/nowhere/o.gguf")}, NotFound, "folder /nowhere does not exist"),
-        ({"target": Path("/proc/o.gguf")}, HgError, "/proc/o.gguf cannot be written"),
+        ({"target": Path("/sys/o.gguf")}, HgError, "/sys/o.gguf cannot be written"),
     ],
 )
 def test_refused_before_work_starts(

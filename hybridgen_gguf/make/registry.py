@@ -17,6 +17,7 @@ from ..errors import ConfigError, NotFound, UsageError
 from ..printable import printable
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,40}))?", re.ASCII)
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repeat_penalty"}
@@ -103,17 +104,18 @@ class Registry:
         if entry is not None:
             return ModelRef("alias", text, entry=entry)
         match = _HUB.fullmatch(text.strip())
-        if match and not text.lower().endswith(".gguf"):
+        if match and not text.lower().endswith(".gguf") and not near_files(text):
             return ModelRef("hub", text, entry=hub_entry(match[1], match[2] or ""))
         raise self._unknown(text)
 
     def _unknown(self, text: str) -> NotFound:
         shown = printable(text, limit=120)
+        if re.match(r"https?://", text):
+            hint = "give user/repo[:QUANT] of a Hugging Face model, or fetch the file first (curl -LO)"
+            return NotFound(f"'{shown}' is an address, not a file", hint)
+        near = (*near_files(text), *self.near(text))
         if "/" in text or os.sep in text or text.lower().endswith(".gguf"):
-            return NotFound(
-                f"'{shown}' does not exist", "give a path, a name from `hgguf models`, or user/repo[:QUANT]"
-            )
-        near = self.near(text)
+            return NotFound(f"'{shown}' does not exist", f"did you mean {', '.join(near)}?" if near else _WAYS)
         hint = f"did you mean {', '.join(near)}?" if near else "`hgguf models` lists the names"
         return NotFound(f"there is no file and no model called '{shown}'", hint)
 
@@ -129,9 +131,29 @@ class Registry:
         return tuple(aliases)[:most]
 
 
+def near_files(text: str, most: int = 2) -> tuple[str, ...]:
+    """GGUF files in the folder that `text` names whose own names are close to it."""
+    import difflib
+
+    folder, name = os.path.split(text.rstrip("/"))
+    try:
+        with os.scandir(folder or ".") as entries:
+            files = {_stem(entry.name): entry.name for entry in entries if entry.name.lower().endswith(".gguf")}
+    except (OSError, ValueError):
+        return ()
+    close = difflib.get_close_matches(_stem(name), files, most, cutoff=0.6)
+    return tuple(printable(os.path.join(folder, files[found])) for found in close)  # noqa: PTH118  as the user wrote it
+
+
+def _stem(name: str) -> str:
+    return name.lower()[:255].partition(".ggu")[0]
+
+
 def resolve(text: str) -> ModelRef:
     """As `Registry.resolve`, with the shipped names and the user's own; a path costs no reading of names."""
-    return ModelRef("path", text, path=Path(text)) if _exists(text) else load_registry().resolve(text)
+    # A part that is missing is named best by who knows the other parts (split.py).
+    is_path = _exists(text) or _PART.search(text)
+    return ModelRef("path", text, path=Path(text)) if is_path else load_registry().resolve(text)
 
 
 def load_registry(own: Path | None = None) -> Registry:

@@ -18,6 +18,7 @@ from ..errors import BadFile, NoSpace, NotFound, UsageError
 from ..printable import printable
 from ..units import format_size
 
+_BESIDE = (".json", ".partial")  # the manifest, and what an interrupted imatrix has counted
 _SCRATCH = re.compile(r"\.hgguf-[0-9a-f]{12}-(\d+)\.(?:part|work)")
 
 
@@ -44,19 +45,22 @@ def check_target(target: Path, inputs: Iterable[Path]) -> None:
 
     Nothing is opened for writing except a scratch file of our own, which is removed again.
     """
+    written = (target, *(target.with_name(target.name + suffix) for suffix in _BESIDE)) if target.name else (target,)
     for source in inputs:
-        if _same(target, source):
-            raise UsageError(f"the output {shown(target)} is the input {shown(source)}", "give another output name")
+        for path in written:
+            if _same(path, source):
+                raise UsageError(f"the output {shown(path)} is the input {shown(source)}", "give another output name")
         if source.is_dir() and _inside(target, source):
             raise UsageError(
                 f"the output {shown(target)} lies inside the input folder {shown(source)}", "write it elsewhere"
             )
     if target.is_dir():
         raise UsageError(f"the output {shown(target)} is a folder", "give a file name in it")
-    if target.exists() and not target.is_file():
-        raise UsageError(f"the output {shown(target)} is not a regular file", "give another output name")
+    if (target.exists() and not target.is_file()) or _names_a_stream(target):
+        raise UsageError(f"the output {shown(target)} is not a regular file", "give a file name in a folder")
     if not target.parent.is_dir():
-        raise NotFound(f"the output folder {shown(target.parent)} does not exist", "make it first, or write elsewhere")
+        what = "is not a folder" if target.parent.exists() else "does not exist"
+        raise NotFound(f"the output folder {shown(target.parent)} {what}", "make it first, or write elsewhere")
     probe = scratch_for(target)
     with _naming_faults(target):
         probe.touch()
@@ -114,10 +118,15 @@ def remove(path: Path) -> None:
 def publish(scratch: Path, target: Path) -> None:
     """Syncs the finished `scratch` file to the disk and renames it to `target`. Raises NoSpace."""
     with _naming_faults(target):
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(scratch)
         scratch.replace(target)
         sync_folder(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until the file at `path` is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_file(target: Path, data: bytes) -> None:
@@ -163,6 +172,12 @@ def _same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except (OSError, ValueError):
         return False
+
+
+def _names_a_stream(target: Path) -> bool:
+    """`-`, /dev/stdout, /proc/self/fd/1: a rename would put a file in the place of the system's own name."""
+    folder = target.absolute().parent.resolve()
+    return str(target) == "-" or folder == Path("/dev") or folder.is_relative_to("/proc")
 
 
 def _inside(path: Path, folder: Path) -> bool:
