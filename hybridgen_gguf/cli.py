@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
 
 from . import cli_bench, cli_make, cli_plan, show
 from .cli_bench import merge_words
-from .errors import Failed, HgError, UsageError
+from .engine import giving_up
+from .errors import EngineError, Failed, HgError, UsageError
 from .options import (
     ExplainFlag,
     JsonFlag,
@@ -199,7 +200,14 @@ def _one_model(argument: str | None, flag: str | None) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command line and exits with its code."""
     show.prepare_streams()
+    giving_up.act = _gave_up
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _gave_up(why: str) -> NoReturn:
+    hint = "the file is damaged or hostile, or this is a fault of the engine"
+    show.last_error(EngineError(f"the engine gave up: {why}", hint))
+    os._exit(EngineError.exit_code)
 
 
 def _invoke(arguments: list[str]) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .errors import BadFile
 from .ggml_types import row_bytes
 from .gguf_file import ArrayView, Value
+from .printable import printable
 
 MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
 _CELL_STEP = 256  # the engine rounds contexts and windows up to this
@@ -114,7 +115,8 @@ class Keys:
     def _find(self, key: str, default: int | None) -> Value:
         value = self._metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
-            raise BadFile(f"{self._file} has no key '{self.architecture}.{key}'", "is it a complete language model?")
+            shown = printable(self.architecture, limit=60)
+            raise BadFile(f"{self._file} has no key '{shown}.{key}'", "is it a complete language model?")
         return value
 
     def _whole(self, key: str, value: object) -> int:

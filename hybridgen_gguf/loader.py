@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -167,13 +167,6 @@ class Vocabulary:
         candidates = {token for token, kind in enumerate(kinds) if kind not in (_TOKEN_NORMAL, _TOKEN_BYTE)}
         candidates.update(self._model.special_ids())
         return {self.token_text(t): t for t in sorted(candidates) if self._model.has_control_text(t)}
-
-
-@contextmanager
-def open_vocabulary(shape: ModelShape) -> Iterator[Vocabulary]:
-    """The vocabulary alone, without weights: to count a prompt's tokens before a context is planned."""
-    with Model(shape.file.path, ModelSettings(), vocab_only=True) as model:
-        yield Vocabulary(shape, model)
 
 
 class OpenModel(Closing):

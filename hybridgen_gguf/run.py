@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
-from .errors import UsageError
+from .errors import EngineError, UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
 from .plan import DEFAULT_CONTEXT, Plan
 
@@ -101,11 +101,14 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
     bound = len(text.encode("utf-8")) + room
     if fixed or bound <= DEFAULT_CONTEXT:
         return bound
-    from .loader import open_vocabulary
-    from .shape import read_shape
+    from .engine.child import Child
+    from .split import open_model_file
 
-    with interruptible_load(), open_vocabulary(read_shape(path)) as vocabulary:
-        return len(vocabulary.tokenize(text.encode("utf-8"), False, False)) + room
+    with Child() as child:
+        try:
+            return child.count_tokens(open_model_file(path).path, text) + room
+        except EngineError:  # planning says in better words what is wrong with the file
+            return bound
 
 
 def run_verb(

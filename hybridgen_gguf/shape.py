@@ -218,13 +218,19 @@ def _kind_outside(name: str) -> Kind:
 
 
 def _check_constants(file: ModelFile, architecture: str, shown: str) -> None:
-    """Constants of the arithmetic: with a norm's epsilon below zero the engine aborts in its first step."""
+    """Constants of the arithmetic: with a norm's epsilon below zero, or rotated pairs that are none, the engine aborts
+    in its first step."""
     for key, value in file.metadata.items():
-        name = key.removeprefix(f"{architecture}.")
-        if isinstance(value, int | float) and ("epsilon" in name or "freq_base" in name):
-            sound = math.isfinite(value) and (value > 0 if "freq_base" in name else value >= 0)
-            if not sound:
-                raise BadFile(f"{shown}: key '{printable(key)}' is {value}", "the file is damaged or hostile")
+        if isinstance(value, int | float) and not _is_sound(key.removeprefix(f"{architecture}."), value):
+            raise BadFile(f"{shown}: key '{printable(key)}' is {value}", "the file is damaged or hostile")
+
+
+def _is_sound(name: str, value: int | float) -> bool:
+    if name.startswith("rope.dimension_count"):
+        return value % 2 == 0
+    if "freq_base" in name:
+        return math.isfinite(value) and value > 0
+    return "epsilon" not in name or (math.isfinite(value) and value >= 0)
 
 
 def _n_vocab(file: ModelFile, keys: Keys) -> int:

@@ -48,6 +48,13 @@ def error(problem: HgError) -> None:
         note(f"hint: {problem.hint}")
 
 
+def last_error(problem: HgError) -> None:
+    """As `error`, before the process ends without clearing up: a bar is erased and the cursor shown again."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        sys.stderr.write("\r\x1b[2K\x1b[?25h")
+    error(problem)
+
+
 def warning(text: str) -> None:
     note(f"warning: {text}")
 

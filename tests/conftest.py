@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.engine.handles import start
+from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.loader import Vocabulary, open_vocabulary
+from hybridgen_gguf.engine.settings import ModelSettings
+from hybridgen_gguf.loader import Vocabulary
 from hybridgen_gguf.make.download import pull
 from hybridgen_gguf.make.registry import resolve
 from hybridgen_gguf.shape import read_shape
@@ -57,8 +58,9 @@ def gemma3() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_smollm2(engine: Library, smollm2: Path) -> Iterator[Vocabulary]:
     """SmolLM2's vocabulary, for prompt.py."""
-    with open_vocabulary(read_shape(smollm2)) as vocabulary:
-        yield vocabulary
+    shape = read_shape(smollm2)
+    with Model(shape.file.path, ModelSettings(), vocab_only=True) as model:
+        yield Vocabulary(shape, model)
 
 
 @pytest.fixture(scope="session")

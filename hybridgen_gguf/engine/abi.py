@@ -6,9 +6,13 @@ Knows no policy: `declare` only gives functions their types. Functions of hg.h a
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
 
 DEVICE_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
+
+
+# typedef void (*ggml_abort_callback_t)(const char * error_message);
+AbortCallback = CFUNCTYPE(None, c_char_p)
 
 
 class MemoryEntry(Structure):
@@ -29,6 +33,8 @@ class MemoryEntry(Structure):
 _BASE: dict[str, tuple[object, tuple[object, ...]]] = {
     # const char * ggml_version(void);
     "ggml_version": (c_char_p, ()),
+    # ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
+    "ggml_set_abort_callback": (c_void_p, (AbortCallback,)),
     # const char * ggml_backend_dev_name(ggml_backend_dev_t device);
     "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
     # const char * ggml_backend_dev_description(ggml_backend_dev_t device);

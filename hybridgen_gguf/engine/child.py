@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..closing import Closing
-from ..errors import EngineError, HgError, UsageError
+from ..errors import DoesNotFit, EngineError, HgError, UsageError
+from . import giving_up
 from .library import BackendDevice
 from .settings import BufferBytes, ContextSettings, ModelSettings, Placement
 
@@ -27,7 +28,7 @@ _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about 
 
 
 class Child(Closing):
-    """A running child. `memory` and `check` may be called many times; after a crash the next call starts another."""
+    """A running child. Its methods may be called many times; after a crash the next call starts another."""
 
     def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
         self._rpc = tuple(rpc)
@@ -46,6 +47,10 @@ class Child(Closing):
         """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when that fails."""
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
+
+    def count_tokens(self, path: Path, text: str) -> int:
+        """Tokens of `text` in the vocabulary of `path`. Raises EngineError when the engine does not take the file."""
+        return int(self._ask({"do": "count", "path": os.fspath(path), "text": text})["tokens"])
 
     def devices(self) -> tuple[BackendDevice, ...]:
         """The devices that the engine sees, RPC servers included. Raises EngineError when one does not answer."""
@@ -66,14 +71,22 @@ class Child(Closing):
             raise self._crashed(request["path"])
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            kind = UsageError if answer.get("usage") else EngineError
-            raise kind(answer["error"], answer.get("hint", ""))
+            kinds = {kind.exit_code: kind for kind in (UsageError, DoesNotFit)}
+            raise kinds.get(answer.get("exit_code"), EngineError)(answer["error"], answer.get("hint", ""))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hybridgen_gguf.engine.child", *self._rpc]
+        # -P: a file named numpy.py in the folder one happens to stand in must not be imported.
+        command = [sys.executable, "-P", "-m", "hybridgen_gguf.engine.child", *self._rpc]
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
         )
 
     def _crashed(self, path: str) -> EngineError:
@@ -89,8 +102,9 @@ class Child(Closing):
         _close(process)
         if alive and code == -signal.SIGKILL:
             return EngineError(f"the engine gave no answer about {path} within {self._timeout:.0f} s")
-        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return EngineError(f"the engine crashed on {path} ({reason}{_cause(text)})", "the file is damaged or hostile")
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        why = f": {cause}" if (cause := giving_up.reason(text)) else ""
+        return EngineError(f"the engine crashed on {path} ({how}{why})", "the file is damaged or hostile")
 
     def close(self) -> None:
         if self._process is not None:
@@ -113,14 +127,6 @@ def _close(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _cause(stderr: str) -> str:
-    """The assertion that failed, if the engine printed one."""
-    for line in stderr.splitlines():
-        if "GGML_ASSERT" in line or "terminate called" in line or "what():" in line:
-            return ": " + line.strip().rpartition("/")[2][:200]
-    return ""
-
-
 def check_loads(path: Path) -> str | None:
     """One check in a child of its own: the problem in one sentence, or None."""
     with Child() as child:
@@ -138,6 +144,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     path = Path(request["path"])
     if request["do"] == "devices":
         return {"devices": [asdict(device) for device in start().devices()]}
+    if request["do"] == "count":
+        with Model(path, ModelSettings(), vocab_only=True) as model:
+            return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), False, False))}
     if request["do"] == "check":
         with Model(path, ModelSettings(), no_alloc=True) as model:
             model.walk_vocabulary()
@@ -178,7 +187,7 @@ def main(rpc: Sequence[str]) -> None:
                 started = True
             answer = _answer(json.loads(line))
         except HgError as error:
-            answer = {"error": error.what, "hint": error.hint, "usage": isinstance(error, UsageError)}
+            answer = {"error": error.what, "hint": error.hint, "exit_code": error.exit_code}
         except Exception as error:  # a fault of ours must not look like a damaged file
             answer = {"error": f"internal error {type(error).__name__}: {error}"}
         answers.write(json.dumps(answer).encode() + b"\n")

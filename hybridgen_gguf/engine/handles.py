@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..closing import Closing
 from ..errors import EngineError, UsageError
-from . import abi, log
+from . import abi, giving_up, log
 from .library import Library, load
 from .settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
 from .tiers import TierCounters, Tiers, counters, message, pending
@@ -43,6 +43,7 @@ def start(*, echo_log: bool = False) -> Library:
     """Loads the engine and takes over its log. Cheap when done before."""
     library = load()
     log.capture(library.api, echo=echo_log)
+    giving_up.listen(library)
     return library
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinygguf
-from command_line import COMMAND, QUIET, call, refused
+from command_line import COMMAND, QUIET, call, refused, spawn
 
 Capture = pytest.CaptureFixture[str]
 
@@ -96,6 +98,26 @@ def test_d03_the_loop_and_the_caller_live_on(tiny: Path, tmp_path: Path, capsys:
     refused(call(capsys, "run", bad, "-p", "hi"), 1, "tokens 68 and 100 have the same text '<0x41>'")
 
 
+@pytest.mark.parametrize("fault", [{"tokens": {100: "<0x41>"}}, {"extra": ["foo", "foo"]}])
+def test_d03_a_long_prompt_is_counted_where_an_abort_harms_nobody(
+    tmp_path: Path, capsys: Capture, fault: dict[str, Any]
+) -> None:
+    """Before planning its tokens are counted, and that opens the vocabulary."""
+    bad = tinygguf.build(tmp_path / "dup.gguf", **fault)
+    refused(call(capsys, "run", bad, "-p", "word " * 2000), 1, "have the same text")
+
+
+@pytest.mark.parametrize("arguments", [("run", "-p", "hi"), ("bench", "-p", 2, "-n", 0, "-r", 1)])
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_d03_an_engine_that_gives_up_while_it_works(
+    tmp_path: Path, arguments: tuple[object, ...], threads: str
+) -> None:
+    """Heads of 33 values load, and abort in the first step."""
+    odd = tinygguf.build(tmp_path / "odd.gguf", embd=66, heads=2, drops=["llama.rope.dimension_count"])
+    verb, *flags = arguments
+    refused(spawn(verb, odd, *flags, HGGUF_THREADS=threads), 1, "the engine gave up: ops.cpp", "n_dims % 2 == 0")
+
+
 # Headers that contradict themselves: the engine aborts on some, refuses others; all must end in one line of ours.
 CONTRADICTIONS = {
     "tokenizer.ggml.model=str:bert": "",
@@ -108,7 +130,7 @@ CONTRADICTIONS = {
     "llama.rope.freq_base=f32:0": "rope.freq_base",
     "llama.rope.freq_base=f32:nan": "rope.freq_base",
     "llama.rope.scaling.type=str:foo": "",
-    "llama.rope.dimension_count=u32:7": "invalid n_rot: 7",
+    "llama.rope.dimension_count=u32:7": "llama.rope.dimension_count",
     "llama.expert_count=u32:8": "",
     "llama.expert_count=u32:100000": "",
     "llama.expert_used_count=u32:9": "",
@@ -198,3 +220,15 @@ except hybridgen_gguf.BadFile as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "have the same text" in done.stdout
+
+
+def test_d10_python_files_in_the_folder_one_stands_in_do_not_run(tiny: Path, tmp_path: Path) -> None:
+    for name in ("numpy", "llama_cpp", "jinja2", "json", "hybridgen_gguf"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n", encoding="utf-8")
+    start = f"from hybridgen_gguf.cli import main; main(['run', {str(tiny)!r}, '-p', 'hi', '-n', '1'])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", start], cwd=tmp_path, capture_output=True, timeout=60, check=False,
+        env={**os.environ, **QUIET},
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert not list(tmp_path.glob("ran-*"))
