@@ -19,9 +19,6 @@ from .shape import ModelShape
 OFFLOAD_TOKENS = 32  # from this many on, a GPU computes with weights it copies from the host (ggml-cuda: op_offload)
 _NODES_MIXER, _NODES_FFN = 14, 6  # operations of a layer: norms, rope, cache writes, additions, and the products
 _CELL_STEP = 256
-# On the CPU a product inside a model takes longer than the same one repeated by a profile: by 1.35 with SmolLM2 (Q4_1),
-# 1.15 with Gemma 3 270M (Q5_0 and Q8_0), one thread. Why is not known; the median of both serves until it is.
-_IN_MODEL = 1.2
 _FIXED = 150e-6  # seconds of one call of the decoder beside its graph: inputs, outputs, bookkeeping
 
 
@@ -121,9 +118,8 @@ class CostModel:
         node = self.rates.node(place, threads)
         costs = []
         for layer in self.work.layers:
-            slower = _IN_MODEL if place == CPU else 1.0
-            mixer = slower * sum(self.rates.matvec(place, product, threads) for product in layer.mixer)
-            heavy = slower * sum(self.rates.matvec(place, product, threads) for product in layer.heavy)
+            mixer = sum(self.rates.matvec(place, product, threads) for product in layer.mixer)
+            heavy = sum(self.rates.matvec(place, product, threads) for product in layer.heavy)
             cache = self._cache(place, layer, self.use.depth, threads, reading=False)
             nodes = _NODES_MIXER if layer.kv or layer.heavy else 2
             costs.append(PartCost(mixer + nodes * node, cache, heavy + (_NODES_FFN * node if heavy else 0.0)))
@@ -168,7 +164,28 @@ class CostModel:
         seen = min(cells, layer.kv.window) if layer.kv.window else cells
         if not reading:  # the engine looks at whole steps of cells (llama_kv_cache: n_pad)
             seen = -(-(seen + 1) // _CELL_STEP) * _CELL_STEP
-        return self.rates.attention(place, layer.kv, self.use, seen + 1, threads, reading=reading)
+        cells, host = seen + 1, self._host_cells(place, layer.kv, seen, reading=reading)
+        whole = self.rates.attention(place, layer.kv, self.use, cells, threads, reading=reading)
+        if not host:
+            return whole
+        if reading:  # rows on the host cross the link once for each batch
+            return whole + self._upload_rows(place, layer.kv, host) / max(min(self.use.n_ubatch, self.use.depth), 1)
+        there = self.rates.attention(place, layer.kv, self.use, max(cells - host, 1), threads, reading=False)
+        here = self.rates.attention(CPU, layer.kv, self.use.host, host, threads, reading=False)
+        return max(there, here) + self.rates.tier_split(place)
+
+    def _host_cells(self, place: str, kv: LayerShape, seen: float, *, reading: bool) -> float:
+        """Of the cells that a token looks at, those in host memory; for a prompt the mean over its tokens."""
+        if place == CPU or self.use.tier_cells is None or kv.window:
+            return 0.0
+        if reading:
+            return max(self.use.depth - self.use.tier_cells, 0) ** 2 / (2 * max(self.use.depth, 1))
+        return max(seen - self.use.tier_cells, 0.0)
+
+    def _upload_rows(self, place: str, kv: LayerShape, cells: float) -> float:
+        use = self.use.host
+        row = row_bytes(use.type_k, kv.n_head_kv * kv.head_k) + row_bytes(use.type_v, kv.n_head_kv * kv.head_v)
+        return self.rates.upload(place, cells * row, True)
 
     @property
     def fixed(self) -> float:

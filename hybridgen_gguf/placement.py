@@ -97,25 +97,34 @@ def seconds_of(problem: Problem, placement: Assignment) -> float:
     )
 
 
-def search(problem: Problem) -> Assignment:
-    """The best placement. With no device, or budgets too small for anything, all layers stay on the CPU."""
+def search(problem: Problem, below: float = math.inf) -> Assignment:
+    """The best placement. With no device, or budgets too small for anything, all layers stay on the CPU.
+
+    `below`: placements that take as many seconds are of no use; where all do, the answer's seconds are infinite.
+    """
     best: Assignment | None = None
     least = _Least(problem)
-    for candidate in _candidates(problem):
-        if best is not None and least.seconds(candidate) >= best.seconds:
-            continue  # what leaves the devices, and crossings, only add to this
+    bounds = [(least.seconds(candidate), candidate) for candidate in _candidates(problem)]
+    for bound, candidate in sorted(bounds, key=lambda pair: pair[0]):
+        if bound >= below:
+            break
         shed = _shed(problem, candidate)
         timed = None if shed is None else _timed(problem, shed)
-        if timed is not None and (best is None or timed.seconds < best.seconds):
-            best = timed
-    return Assignment((0,) * len(problem.budgets)) if best is None else _polished(problem, best)
+        if timed is not None and timed.seconds < below:
+            best, below = timed, timed.seconds
+    if best is None:
+        return Assignment((0,) * len(problem.budgets), seconds=math.inf)
+    return _polished(problem, best)
 
 
 class _Least:
-    """A bound below the seconds of a placement, from sums made once: a search asks for thousands."""
+    """A bound below the seconds of a placement, from sums made once: a search asks for thousands.
+
+    What leaves a device costs at least its bytes at the fewest seconds per byte that any heavy part has there.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        self._n = problem.n
+        self._problem, self._devices = problem, tuple(problem.budgets)
         self._sums: dict[tuple[str, bool], list[float]] = {}
         for place in (CPU, *problem.budgets):
             for kv_offload in (True, False):
@@ -125,17 +134,42 @@ class _Least:
                         cache = cost.cache if kv_offload else costs[CPU][i].cache
                         heavy = min(cost.heavy, costs[CPU][i].heavy)
                         values[i] += weight * (cost.mixer + cache + heavy)
-                self._sums[place, kv_offload] = [0.0, *itertools.accumulate(values)]
-        self._devices = tuple(problem.budgets)
+                self._sums[place, kv_offload] = _running(values)
+        self._bytes = {
+            kv_offload: _running([_layer_bytes(problem, i, kv_offload) for i in range(problem.n)])
+            for kv_offload in (True, False)
+        }
+        self._heavy = _running(problem.sizes.heavy if problem.may_split else [0] * problem.n)
+        self._per_byte = {device: self._fewest(device) for device in self._devices}
+
+    def _fewest(self, device: str) -> float:
+        return min(
+            (
+                sum(w * max(costs[CPU][i].heavy - costs[device][i].heavy, 0.0) for w, costs, _ in self._problem.uses)
+                / size
+                for i, size in enumerate(self._problem.sizes.heavy)
+                if size
+            ),
+            default=0.0,
+        )
 
     def seconds(self, placement: Assignment) -> float:
-        end = self._n - placement.layers
-        seconds, start = self._sums[CPU, True][end], end
+        """Infinite where even without all heavy parts a device's budget is too small."""
+        start = self._problem.n - placement.layers
+        seconds, kv_offload = self._sums[CPU, True][start], placement.kv_offload
         for device, count in zip(self._devices, placement.counts, strict=True):
-            sums = self._sums[device, placement.kv_offload]
-            seconds += sums[start + count] - sums[start]
-            start += count
+            end = start + count
+            over = self._bytes[kv_offload][end] - self._bytes[kv_offload][start] - self._problem.budgets[device]
+            if over > self._heavy[end] - self._heavy[start]:
+                return math.inf
+            sums = self._sums[device, kv_offload]
+            seconds += sums[end] - sums[start] + max(over, 0) * self._per_byte[device]
+            start = end
         return seconds
+
+
+def _running(values: Sequence[float]) -> list[float]:
+    return [0.0, *itertools.accumulate(values)]
 
 
 def _timed(problem: Problem, placement: Assignment) -> Assignment:

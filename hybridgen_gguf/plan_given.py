@@ -84,5 +84,7 @@ def depth_of(given: Given, plan: Plan) -> int:
 
 
 def use_of(plan: Plan, depth: int) -> Use:
-    kv = plan.kv
-    return Use(depth, kv.type_k, kv.type_v, plan.threads, plan.threads_batch, plan.n_ubatch, plan.placement.use_mmap)
+    kv, place = plan.kv, plan.placement
+    cells = None if place.tier_cells is None or place.tier_cells >= plan.n_ctx else place.tier_cells
+    return Use(depth, kv.type_k, kv.type_v, plan.threads, plan.threads_batch, plan.n_ubatch, place.use_mmap,
+               cells, place.tier_type)  # fmt: skip

@@ -22,6 +22,7 @@ class Limits:
 
     `goal`: one of GOALS; `depth`: tokens expected in the context, for which the plan is to be fast. `kv_vram`: bytes of
     KV that may lie on the device, the other cells in host memory as `kv_ram_type` (None: the type they have).
+    `stock_only`: plan nothing that stock llama.cpp cannot do.
     """
 
     n_ctx: int | None = None
@@ -41,6 +42,7 @@ class Limits:
     depth: int | None = None
     kv_vram: int | None = None
     kv_ram_type: str | None = None
+    stock_only: bool = False
 
 
 @dataclass(frozen=True)

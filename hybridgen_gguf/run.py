@@ -68,11 +68,14 @@ def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
         return find_model(text, progress)
 
 
-def _prepare(path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True) -> Prepared:
+def _prepare(
+    path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True, stock_only: bool = False
+) -> Prepared:
     from .loader import prepare
 
     use_tuned = use_tuned and not place.no_tuned
-    prepared = prepare(path, limits_of(place, tokens_needed), rpc=endpoints_of(place.rpc), use_tuned=use_tuned)
+    limits = replace(limits_of(place, tokens_needed), stock_only=stock_only)
+    prepared = prepare(path, limits, rpc=endpoints_of(place.rpc), use_tuned=use_tuned)
     for text in prepared.plan.warnings:
         show.warning(text)
     return prepared
@@ -91,7 +94,7 @@ def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
             progress(round(share * 100), 100)
             return not asked()
 
-        return open_prepared(prepared, report, adapt_threads=place.adapt_threads)
+        return open_prepared(prepared, report, adapt_threads=place.adapt_threads, adapt_kv=place.adapt_kv)
 
 
 def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) -> int:
@@ -191,7 +194,8 @@ def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form:
     path, _ = find_shown(model)
     made = _prepare(path, place).plan
     if form == "args" and made.placement.tier_cells is not None:
-        raise UsageError("stock llama.cpp cannot keep KV in two memories", "leave out --kv-vram for --format args")
+        show.warning("this plan keeps KV in two memories, which stock llama.cpp cannot: its flags here are the nearest")
+        made = _prepare(path, replace(place, kv_vram=None, kv_ram_type=None), stock_only=True).plan
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
     else:

@@ -130,9 +130,15 @@ def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
         override = next((to for pattern, to in plan.placement.overrides if re.search(pattern, tensor.name)), None)
         weights[override or place] += tensor.bytes
         output_on = (override or place) if tensor.name == "output.weight" else output_on
+    cells = plan.placement.tier_cells
     for layer, size in enumerate(kv):
-        cache[places[layer] if plan.placement.kv_offload else "CPU"] += size
+        on_device = places[layer] != "CPU" and plan.placement.kv_offload
+        part = size if cells is None or cells >= plan.n_ctx else size * (cells + 1) // plan.n_ctx
+        cache[places[layer] if on_device else "CPU"] += part if on_device else size
+        cache["CPU"] += size - part if on_device else 0
     scratch = {name: 4 * plan.n_ubatch * (3 * shape.n_ff + 4 * shape.n_embd) for name in weights if name in places}
+    if cells is not None and cells < plan.n_ctx:  # for prompts the rows of a layer are joined on the device
+        scratch = {name: size + 2 * max(kv) for name, size in scratch.items()}
     scratch["CPU"] = scratch.get("CPU", 0) + (8 << 20)
     scratch[output_on] = scratch.get(output_on, 0) + 4 * plan.n_ubatch * shape.n_vocab
     return tuple(MemoryUse(n, weights[n], cache[n], scratch.get(n, 0)) for n in weights if n == "CPU" or n in places)

@@ -65,7 +65,8 @@ def test_few_questions() -> None:
     make_plan(ALONE, SHAPE, Limits(), alone)
     assert len(alone.asked) == 1
     make_plan(CARD, SHAPE, Limits(n_ctx=4096, vram=500 << 20), card)
-    assert len(card.asked) <= 5
+    assert len(card.asked) <= 6
+    assert len({plan.placement.tier_cells for plan in card.asked}) <= 4
 
 
 def test_experts_leave_first() -> None:
@@ -177,6 +178,7 @@ def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
     placement = Placement(
         overrides=(("blk\\.1\\.", "CPU"),), devices=("GPU0", "GPU1"), split_mode="row", main_gpu=1,
         tensor_split=(3.0, 1.0), use_mmap=False, use_mlock=True, kv_offload=False, tier_cells=512, tier_type="q8_0",
+        tier_policy="recent", tier_cpu_tokens=2,
     )  # fmt: skip
     assert all(getattr(placement, f.name) != getattr(Placement(), f.name) for f in fields(Placement)), "one is left out"
     plan = replace(planned(CARD, Limits(n_ctx=4096)), flash_attention="on", placement=placement)

@@ -64,7 +64,7 @@ def test_a_context_that_fits_has_one_memory(model: Path, rpc_device: str) -> Non
     ("flags", "named"),
     [
         (["--kv-vram", "1MiB"], "no device"),
-        (["--kv-ram-type", "q8_0"], "--kv-vram"),
+        (["--kv-ram-type", "q8_0"], "no device"),
         (["--kv-vram", "1MiB", "-nkvo"], "-nkvo"),
         (["--kv-vram", "1MiB", "-fa", "off"], "-fa off"),
         (["--kv-vram", "1MiB", "--kv-ram-type", "q9"], "q9"),
