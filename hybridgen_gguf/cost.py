@@ -17,7 +17,9 @@ from .rates import CPU, Product, Rates, Use
 from .shape import ModelShape
 
 OFFLOAD_TOKENS = 32  # from this many on, a GPU computes with weights it copies from the host (ggml-cuda: op_offload)
-_NODES_MIXER, _NODES_FFN = 14, 6  # operations of a layer: norms, rope, cache writes, additions, and the products
+# Operations of a layer beside products, counted in graphs of Llama and Gemma: norm, rope of Q and K, two cache writes,
+# attention, addition; norm, gate, addition. A product is two: activations are quantized, then all threads meet.
+_NODES_MIXER, _NODES_FFN, _NODES_PRODUCT = 7, 3, 2
 _CELL_STEP = 256
 _FIXED = 150e-6  # seconds of one call of the decoder beside its graph: inputs, outputs, bookkeeping
 
@@ -106,6 +108,12 @@ def _is_ffn(name: str) -> bool:
     return name.startswith("ffn_") and "norm" not in name and name.endswith("weight")
 
 
+def _nodes(layer: LayerWork) -> tuple[int, int]:
+    """Operations of a layer's two parts, each with a fixed price."""
+    small = (_NODES_MIXER if layer.kv or layer.heavy else 2) + _NODES_PRODUCT * len(layer.mixer)
+    return small, _NODES_FFN + _NODES_PRODUCT * len(layer.heavy) if layer.heavy else 0
+
+
 class CostModel:
     """Seconds of a model's parts on a machine for one use."""
 
@@ -121,8 +129,8 @@ class CostModel:
             mixer = sum(self.rates.matvec(place, product, threads) for product in layer.mixer)
             heavy = sum(self.rates.matvec(place, product, threads) for product in layer.heavy)
             cache = self._cache(place, layer, self.use.depth, threads, reading=False)
-            nodes = _NODES_MIXER if layer.kv or layer.heavy else 2
-            costs.append(PartCost(mixer + nodes * node, cache, heavy + (_NODES_FFN * node if heavy else 0.0)))
+            small, large = _nodes(layer)
+            costs.append(PartCost(mixer + small * node, cache, heavy + large * node))
         return costs
 
     def reading(self, place: str, gpu: str | None = None) -> list[PartCost]:
@@ -144,7 +152,8 @@ class CostModel:
                 mixer += self._elementwise(place, threads, 14 * self.work.n_embd)
                 heavy += self._elementwise(place, threads, 4 * self.work.n_ff)
             cache = self._cache(place, layer, use.depth / 2, threads, reading=True)
-            costs.append(PartCost(mixer + _NODES_MIXER * node, cache, heavy + _NODES_FFN * node))
+            small, large = _nodes(layer)
+            costs.append(PartCost(mixer + small * node, cache, heavy + large * node))
         return costs
 
     def _product(self, place: str, gpu: str | None, product: Product, threads: int, batch: int) -> float:
