@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .engine.settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, Placement
+from .engine.settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement
 from .errors import NotFound, UsageError
 from .options import PlaceFlags, PromptFlags, SampleFlags
 from .plan import GOALS, Limits
@@ -60,6 +60,7 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
             use_mmap=not flags.no_mmap,
             use_mlock=flags.mlock,
             kv_offload=not flags.no_kv_offload,
+            tier_policy=_one_of("--kv-policy", flags.kv_policy, KV_POLICIES),
         ),
         goal=_one_of("--goal", flags.goal, GOALS),
         depth=flags.depth,
@@ -181,7 +182,7 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
     if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
-        place["tier_cells"] = place["tier_type"] = None
+        place["tier_cells"] = place["tier_type"] = place["tier_cpu_tokens"] = None
     left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
     kinds = {key: value for key, value in kinds.items() if getattr(limits, key) == getattr(Limits(), key)}
     default = Placement()
@@ -193,6 +194,7 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
 def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a saved plan says about placement; older ones lack some of it."""
     devices, cells, kind = plan.get("devices"), plan.get("tier_cells"), plan.get("tier_type")
+    border = plan.get("tier_cpu_tokens")
     return {
         "overrides": _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None),
         "devices": None if devices is None else tuple(str(device) for device in devices),
@@ -204,6 +206,8 @@ def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "kv_offload": bool(plan.get("kv_offload", True)),
         "tier_cells": None if cells is None else _in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
         "tier_type": None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
+        "tier_cpu_tokens": None if border is None else _in_range("--plan: tier_cpu_tokens", int(border), 0, 1 << 20),
+        "tier_policy": _one_of("--plan: tier_policy", str(plan.get("tier_policy", "fill")), KV_POLICIES),
     }
 
 

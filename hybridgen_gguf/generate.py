@@ -32,6 +32,7 @@ from .sample import (
 )
 from .sample_dry import DEFAULT_BREAKERS, breaker_sequences
 from .text import FinishReason, TextStream
+from .tier_border import Feedback
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
@@ -133,12 +134,18 @@ class LanguageModel(Closing):
     """An open model that answers. Use as a context manager, or call `close`."""
 
     def __init__(
-        self, opened: OpenModel, native: NativeSampler | None = None, governor: Governor | None = None
+        self,
+        opened: OpenModel,
+        native: NativeSampler | None = None,
+        governor: Governor | None = None,
+        border: Feedback | None = None,
     ) -> None:
-        """`native`: the engine's own sampler passes; `governor`: adapts the threads to what other processes leave."""
+        """`native`: the engine's own sampler passes; `governor`: adapts the threads to what other processes leave;
+        `border`: adapts where KV in host memory is attended to."""
         self.opened = opened
         self._native = native
         self._governor = governor
+        self._border = border
         self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
         self._device: tuple[tuple[int, bool], DeviceSample] | None = None
 
@@ -226,6 +233,8 @@ class LanguageModel(Closing):
                 break
             if self._governor is not None:
                 self._governor.on_token(decoder.step_s)
+            if self._border is not None:
+                self._border.on_token(decoder.step_s)
         yield self._end("", "cancelled" if cancelled() else reason, text, prompt, seed, state)
 
     def _watched(self, progress: Progress | None) -> Progress | None:

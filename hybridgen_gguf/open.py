@@ -18,6 +18,7 @@ from .generate import LanguageModel
 from .governor import Governor
 from .loader import Prepared, open_model, prepare
 from .plan import Limits
+from .tier_border import Feedback
 
 
 def find_model(text: str, progress: Callable[[int, int], None] | None = None) -> tuple[Path, Mapping[str, float]]:
@@ -34,13 +35,27 @@ def find_model(text: str, progress: Callable[[int, int], None] | None = None) ->
 
 
 def open_prepared(
-    prepared: Prepared, progress: Callable[[float], bool] | None = None, *, adapt_threads: bool = False
+    prepared: Prepared,
+    progress: Callable[[float], bool] | None = None,
+    *,
+    adapt_threads: bool = False,
+    adapt_kv: bool = False,
 ) -> LanguageModel:
-    """Opens a plan, with the engine's own sampler passes where it has them, and with a governor of threads if asked."""
+    """Opens a plan, with the engine's own sampler passes where it has them.
+
+    `adapt_threads`: with a governor of threads. `adapt_kv`: where host cells are attended to follows measurement.
+    """
     opened = open_model(prepared, progress)
+    if note := opened.context.tier_note:
+        warnings.warn(f"KV in two memories: {note}", RuntimeWarning, stacklevel=2)
     plan = prepared.plan
     governor = Governor(opened.context, plan.threads, plan.threads_batch) if adapt_threads else None
-    return LanguageModel(opened, native_sampler(opened.model.library.llama), governor)
+    layer = next((layer for layer in prepared.shape.layers if layer.n_head_kv and not layer.window), None)
+    border = None
+    if adapt_kv and layer is not None and opened.context.tier_counters() is not None:
+        group = max(layer.n_head // layer.n_head_kv, 1)
+        border = Feedback(opened.context, group, plan.placement.tier_cpu_tokens)
+    return LanguageModel(opened, native_sampler(opened.model.library.llama), governor, border)
 
 
 def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:

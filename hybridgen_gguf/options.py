@@ -102,6 +102,23 @@ class PlaceFlags:
     kv_ram_type: Annotated[
         str | None, _flag(PLACE, "Type of the KV in RAM.", "--kv-ram-type", metavar="f16|q8_0|q4_0")
     ] = None
+    kv_policy: Annotated[
+        str,
+        _flag(
+            PLACE,
+            "KV that stays on the GPU: the first tokens, or the most recent ones.",
+            "--kv-policy",
+            metavar="fill|recent",
+        ),
+    ] = "fill"
+    adapt_kv: Annotated[
+        bool,
+        _flag(
+            PLACE,
+            "Measure while running whether CPU or GPU attends to KV in RAM; last bits of a run then vary.",
+            "--adapt-kv",
+        ),
+    ] = False
     override_tensor: Annotated[
         list[str] | None,
         _flag(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from .cost import CostModel, ModelWork, PartCost, Predicted, total, work_of
 from .errors import DoesNotFit, UsageError
 from .hardware import Hardware
+from .plan_border import with_border
 from .plan_devices import choose_placement
 from .plan_given import BytesOf, Given, Notes, depth_of, host_budget, largest, use_of
 from .plan_parts import GOALS, KvPlan, Limits, MemoryUse, Plan, Reason
@@ -35,6 +36,7 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
     given = Given(hardware, shape, limits, bytes_of, Rates(hardware), work_of(shape), Notes())
     plan = choose_placement(given, with_tiers(given, _wanted_context(given, _fixed_part(given))))
     plan, used = _fit_host(given, plan)
+    plan = with_border(given, plan)
     kv = sum(use.kv for use in used)
     on_device = sum(use.kv for use in used if use.device != CPU)
     cells_device = plan.n_ctx if kv and on_device == kv else round(plan.n_ctx * on_device / kv) if kv else 0
@@ -206,7 +208,7 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     place = plan.placement
     names = rates.devices() if place.devices is None else place.devices
     devices = names if plan.n_gpu_layers else ()
-    if place.tier_cells is not None or not rates.measured or any(not rates.is_measured(device) for device in devices):
+    if not rates.measured or any(not rates.is_measured(device) for device in devices):
         return None
     counts = tuple(int(share) for share in place.tensor_split) or (plan.n_gpu_layers,)
     if len(counts) != len(devices) and plan.n_gpu_layers:

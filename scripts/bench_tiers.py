@@ -2,8 +2,9 @@
 
     python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
-Stages: bandwidth; f16 and q8_0 (32,768 tokens, a quarter of the KV on the device, against stock); details
-(contexts that fit, the fixed cost of a layer, the overlap); prompt; long (131,072 tokens). One JSON line a
+Stages: bandwidth; prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
+the device, against stock); border (the same with host cells copied to the device instead); overlap (both parts alone
+and together); details (contexts that fit, the fixed cost of a layer); long (131,072 tokens). One JSON line a
 measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
 configuration restores that state, which does not depend on where cells lie.
 """
@@ -23,7 +24,7 @@ from typing import Any
 # the engine before numpy: with NumPy 2.5 loaded first, one library crashed while it loaded a model
 from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings
-from hybridgen_gguf.engine.tiers import Tiers, counters, message, pending
+from hybridgen_gguf.engine.tiers import Tiers, counters, pending
 
 import numpy as np  # isort: skip
 
@@ -63,14 +64,14 @@ class Bench:
         model = self.model(ngl)
         api = model.api
         p = api.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, CHUNK, ubatch
+        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, max(CHUNK, ubatch), ubatch
         p.type_k = p.type_v = KV_TYPES[kv]
         p.offload_kqv, p.flash_attn_type = offload, 1
         p.n_threads = p.n_threads_batch = threads or self.threads
-        with pending(self.library, tiers):
+        with pending(self.library, tiers) as asked:
             handle = api.llama_init_from_model(model.handle, p)
         if not handle:
-            raise RuntimeError(f"no context: {message(self.library)}")
+            raise RuntimeError(f"no context: {asked.note}")
         try:
             yield handle
         finally:
@@ -79,9 +80,10 @@ class Bench:
     def feed(self, handle: Any, tokens: list[int]) -> None:
         api = self.library.api
         buffer = (api.llama_token * len(tokens))(*tokens)
-        for i in range(0, len(tokens), CHUNK):
+        most = int(api.llama_n_batch(handle))
+        for i in range(0, len(tokens), most):
             part = ctypes.cast(ctypes.byref(buffer, 4 * i), ctypes.POINTER(api.llama_token))
-            if api.llama_decode(handle, api.llama_batch_get_one(part, min(CHUNK, len(tokens) - i))) != 0:
+            if api.llama_decode(handle, api.llama_batch_get_one(part, min(most, len(tokens) - i))) != 0:
                 raise RuntimeError("llama_decode failed")
         api.llama_synchronize(handle)
 
@@ -102,10 +104,21 @@ class Bench:
         data = (ctypes.c_uint8 * size)()
         self.states[kv, depth] = (data, api.llama_state_get_data(handle, data, size))
 
-    def decode(self, what: str, kv: str, depth: int, steps: int = 16, n_ctx: int | None = None, **place: Any) -> float:
-        """Median seconds a token."""
+    def decode(
+        self,
+        what: str,
+        kv: str,
+        depth: int,
+        steps: int = 16,
+        n_ctx: int | None = None,
+        keep: int | None = None,
+        **place: Any,
+    ) -> float:
+        """Median seconds a token. `keep`: only the first tokens of the state stay."""
         with self.context(n_ctx or depth + 256, kv, **place) as handle:
             self.fill(handle, kv, depth)
+            if keep is not None:
+                self.library.api.llama_memory_seq_rm(self.library.api.llama_get_memory(handle), 0, keep, -1)
             self.feed(handle, [17])
             self.feed(handle, [18])
             before = counters(self.library, handle)
@@ -116,7 +129,8 @@ class Bench:
                 times.append(time.perf_counter() - t)
             after = counters(self.library, handle)
         median = float(np.median(times))
-        facts: dict[str, Any] = {"kv": kv, "depth": depth, "ms": round(median * 1e3, 3), "tps": round(1 / median, 2)}
+        facts: dict[str, Any] = {"kv": kv, "depth": depth if keep is None else keep}
+        facts |= {"ms": round(median * 1e3, 3), "tps": round(1 / median, 2)}
         if before and after:
             n = after.steps - before.steps
             facts |= {
@@ -127,6 +141,7 @@ class Bench:
                 "cpu_ms": round((after.cpu_s - before.cpu_s) / n * 1e3, 3),
                 "wait_ms": round((after.wait_s - before.wait_s) / n * 1e3, 3),
                 "host_gb": round((after.bytes_host - before.bytes_host) / n / 1e9, 3),
+                "streamed_gb": round((after.bytes_streamed - before.bytes_streamed) / n / 1e9, 3),
                 "head_starts": (after.head_starts - before.head_starts) // n,
             }
         self.say(what, **facts, **{k: v if not isinstance(v, Tiers) else vars(v) for k, v in place.items()})
@@ -164,7 +179,7 @@ def budget(b: Bench, kv: str, depth: int, layers: tuple[int, ...]) -> None:
 
 
 def details(b: Bench, depth: int) -> None:
-    """Points 3, 5 and 6, in f16."""
+    """Points 3 and 5, in f16."""
     kv = "f16"
     for at in (0, depth):
         n_ctx = depth + 256
@@ -176,37 +191,71 @@ def details(b: Bench, depth: int) -> None:
     none = b.decode("tiers, no host cell", kv, depth, 32, tiers=Tiers(depth + 256))
     b.say("fixed cost of a layer", ms=round((few - none) / 32 * 1e3, 4))
 
-    quarter = Tiers(share(depth, 0.25))
-    together = b.decode("overlap on", kv, depth, tiers=quarter)
-    b.switch("kv-overlap", "off")
-    apart = b.decode("overlap off", kv, depth, tiers=quarter)
-    b.switch("kv-overlap", "on")
-    device = b.decode("device part alone", kv, share(depth, 0.25), tiers=Tiers(depth + 256), n_ctx=depth + 256)
-    empty = b.decode("no cells", kv, 0, tiers=Tiers(depth + 256), n_ctx=depth + 256)
-    b.say(
-        "overlap",
-        on_ms=round(together * 1e3, 3),
-        off_ms=round(apart * 1e3, 3),
-        device_attention_ms=round((device - empty) * 1e3, 3),
-        hidden=round((apart - together) / max(device - empty, 1e-9), 3),
-    )
+
+def border(b: Bench, depth: int) -> None:
+    """The two ways to attend to host cells with one token: on the CPU, or on the device after a copy."""
+    for kv in ("f16", "q8_0"):
+        seconds = {}
+        for name, cpu_tokens in (("on the CPU", 8), ("after a copy", 0)):
+            tiers = Tiers(share(depth, 0.25), cpu_tokens=cpu_tokens)
+            seconds[name] = b.decode(f"host cells {name}", kv, depth, tiers=tiers)
+        gb = per_cell(b, kv) * (depth - share(depth, 0.25)) / 1e9
+        b.say("border", kv=kv, **{k: round(v * 1e3, 3) for k, v in seconds.items()}, host_gb=round(gb, 3))
+
+
+def per_cell(b: Bench, kv: str) -> float:
+    """Bytes of K and V of one cell, all layers."""
+    with b.context(512, kv, tiers=Tiers(256)) as handle:
+        found = counters(b.library, handle)
+    assert found is not None
+    return found.size_host_bytes / (found.size_host + 1)
+
+
+def overlap(b: Bench, depth: int) -> None:
+    """Point 6, in f16: is decoding faster than host part and device part alone by 0.8 of the smaller one?
+
+    Host part: a step with the same host cells and 256 on the device. Device part: what a step with the device's cells
+    alone takes longer than one with 256. At 25 % on the device, and at a split where both take about the same time.
+    """
+    few = b.decode("256 cells on the device", "f16", depth, 32, keep=256, tiers=Tiers(depth + 256))
+    for on_host in (share(depth, 0.04), depth - share(depth, 0.25)):
+        on_device = depth - on_host
+        alone = b.decode("device cells alone", "f16", depth, 32, keep=on_device, tiers=Tiers(depth + 256))
+        host = b.decode("host cells, 256 on the device", "f16", depth, 32, keep=256 + on_host, tiers=Tiers(256))
+        both = b.decode("both", "f16", depth, 32, tiers=Tiers(on_device))
+        device_part, host_part = alone - few, host - few
+        smaller = max(min(device_part, host_part), 1e-9)
+        b.say(
+            "overlap",
+            cells_device=on_device,
+            cells_host=on_host,
+            rest_ms=round(few * 1e3, 3),
+            device_ms=round(device_part * 1e3, 3),
+            host_ms=round(host_part * 1e3, 3),
+            both_ms=round((both - few) * 1e3, 3),
+            hidden=round((device_part + host_part - (both - few)) / smaller, 3),
+        )
 
 
 def prompt(b: Bench, depth: int) -> None:
-    """Point 4."""
-    for ubatch in (512, 2048):
-        rates = {}
-        for name, tiers in (("all on the device", None), ("tiers 25 %", Tiers(share(depth, 0.25)))):
+    """Point 4: tokens a second by micro-batch, the better of two runs each, alternating."""
+    for ubatch in (512, 1024, 2048, 4096):
+        rates: dict[str, float] = {}
+        sent = 0
+        for name, tiers in (("all on the device", None), ("tiers 25 %", Tiers(share(depth, 0.25)))) * 2:
             with b.context(depth + 256, "f16", tiers=tiers, ubatch=ubatch) as handle:
                 t = time.perf_counter()
                 b.feed(handle, b.tokens[:depth])
-                rates[name] = depth / (time.perf_counter() - t)
+                rates[name] = max(rates.get(name, 0.0), depth / (time.perf_counter() - t))
+                found = counters(b.library, handle)
+                sent = found.stores_sent if found else sent
         b.say(
             "prompt",
             depth=depth,
             ubatch=ubatch,
             **{k: round(v, 1) for k, v in rates.items()},
             ratio=round(rates["tiers 25 %"] / rates["all on the device"], 3),
+            stores_sent=sent,
         )
 
 
@@ -250,12 +299,17 @@ def main() -> None:
     )
     stages: dict[str, Callable[[], None]] = {
         "bandwidth": lambda: bandwidth(b),
-        "f16": lambda: budget(b, "f16", o.depth, (20,)),
-        "details": lambda: details(b, o.depth),
         "prompt": lambda: prompt(b, o.depth),
+        "f16": lambda: budget(b, "f16", o.depth, (20,)),
+        "overlap": lambda: overlap(b, o.depth),
+        "border": lambda: border(b, o.depth),
         "q8_0": lambda: budget(b, "q8_0", o.depth, (26,)),
+        "details": lambda: details(b, o.depth),
         "long": lambda: long(b, o.long_depth),
     }
+    unknown = [name for name in o.stages if name not in stages]
+    if unknown:
+        a.error(f"no stage {unknown[0]}; there are {', '.join(stages)}")
     for name, stage in stages.items():
         if not o.stages or name in o.stages:
             t = time.perf_counter()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridgen_gguf.tier_border import TierRates, cpu_tokens, observed
+from hybridgen_gguf.tier_border import Feedback, TierRates, cpu_tokens, observed
 
 rates = st.builds(TierRates, st.floats(1e8, 1e12), st.floats(1e8, 1e12), st.integers(1, 64))
 
@@ -37,3 +37,97 @@ def test_observation_ends_at_what_is_observed(r: TierRates, seen: float) -> None
         r = observed(r, int(seen), 1.0)
     assert abs(r.cpu / int(seen) - 1) < 1e-3
     assert observed(r, 0, 1.0) == r
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Feedback reads of the engine's counters."""
+
+    steps_tiered: int = 0
+    steps_streamed: int = 0
+    bytes_host: int = 0
+    bytes_streamed: int = 0
+    cpu_s: float = 0.0
+
+
+class Machine:
+    """A context on a machine of these rates; a step takes 5 ms beside the attention to 1 GB of host cells."""
+
+    def __init__(self, cpu: float, link: float, border: int = 8) -> None:
+        self.cpu, self.link, self.border = cpu, link, border
+        self.seen = Seen()
+        self.now = 0.0
+        self.seconds = 0.0
+
+    def tier_counters(self) -> Seen:
+        return self.seen
+
+    def set_cpu_tokens(self, cpu_tokens: int) -> bool:
+        self.border = cpu_tokens
+        return True
+
+    def synchronize(self) -> None:
+        self.now += self.seconds  # the call that reads a token returns before the device is done
+
+    def run(self, feedback: Feedback, tokens: int) -> float:
+        """Seconds for so many tokens."""
+        start = self.now
+        for _ in range(tokens):
+            on_cpu = self.border > 0
+            attention = 1e9 / (self.cpu if on_cpu else self.link)
+            self.seconds = 5e-3 + attention
+            was = self.seen
+            self.seen = replace(
+                was,
+                steps_tiered=was.steps_tiered + 1,
+                steps_streamed=was.steps_streamed + (not on_cpu),
+                bytes_host=was.bytes_host + on_cpu * 10**9,
+                bytes_streamed=was.bytes_streamed + (not on_cpu) * 10**9,
+                cpu_s=was.cpu_s + on_cpu * attention,
+            )
+            feedback.on_token(0.0)
+        return self.now - start
+
+
+def feedback_of(machine: Machine, border: int | None = None) -> Feedback:
+    return Feedback(machine, 4, border, clock=lambda: machine.now)
+
+
+@given(st.floats(1e9, 2e11), st.floats(1e9, 2e11), st.sampled_from([0, 1, 8]))
+def test_feedback_ends_on_the_faster_side(cpu: float, link: float, start: int) -> None:
+    machine = Machine(cpu, link, start)
+    feedback = feedback_of(machine, start)
+    machine.run(feedback, 20)
+    assert feedback.border == machine.border == cpu_tokens(TierRates(cpu, link), 4) or abs(cpu / link - 1) < 1e-6
+    assert abs(feedback.rates.cpu / cpu - 1) < 1e-6 and abs(feedback.rates.link / link - 1) < 1e-6
+
+
+@given(st.floats(1e9, 2e11), st.floats(1.0, 50.0))
+def test_trials_cost_little(link: float, faster: float) -> None:
+    machine = Machine(link * faster, link, 8)
+    feedback = feedback_of(machine)
+    machine.run(feedback, 16)
+    usual = 5e-3 + 1e9 / machine.cpu
+    slow = 5e-3 + 1e9 / link
+    assert machine.run(feedback, 2590) < 2590 * usual + 31 * slow, "three tokens in 259 are tried the other way"
+
+
+def test_a_machine_that_changes_is_followed() -> None:
+    machine = Machine(80e9, 55e9)
+    feedback = feedback_of(machine)
+    machine.run(feedback, 20)
+    assert machine.border > 0
+    machine.cpu = 10e9  # another process takes the memory's bandwidth
+    machine.run(feedback, 600)
+    assert machine.border == 0
+    machine.cpu = 80e9
+    machine.run(feedback, 2000)
+    assert machine.border > 0
+
+
+def test_without_host_cells_nothing_is_tried() -> None:
+    machine = Machine(80e9, 55e9)
+    feedback = feedback_of(machine)
+    for _ in range(1000):
+        feedback.on_token(1e-3)
+    assert machine.border == 8 and feedback.rates == TierRates(0.0, 0.0)

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..closing import Closing
-from ..errors import EngineError, UsageError
+from ..errors import DoesNotFit, EngineError, HgError, UsageError
 from . import abi, giving_up, log
 from .library import Library, load
 from .settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
-from .tiers import TierCounters, Tiers, counters, message, pending
+from .tiers import TierCounters, Tiers, counters, pending, set_cpu_tokens
 
 _ABORTED = 2
 _NO_ROOM = 1
@@ -79,7 +79,7 @@ class Model(Closing):
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self.handle:
             hint = "the engine may not take the patterns of -ot" if settings.placement.overrides else ""
-            raise EngineError(f"the engine cannot load {path}: {log.last_error() or 'it does not say why'}", hint)
+            raise _failed(f"the engine cannot load {path}", log.last_error() or "it does not say why", hint)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
 
@@ -139,6 +139,8 @@ class Model(Closing):
 
         `parse_special`: text such as `<|im_start|>` becomes the control token.
         """
+        if not self.has_vocabulary:
+            raise UsageError(f"{self.path} has no vocabulary, so it cannot read text", "give a model with a tokenizer")
         capacity = len(text) + 8
         while True:
             tokens = (ctypes.c_int32 * capacity)()
@@ -165,12 +167,19 @@ class Model(Closing):
 
     def walk_vocabulary(self) -> None:
         """Tokenizes a text and each byte, and spells each token: some damaged vocabularies abort the process there."""
+        if not self.has_vocabulary:
+            return
         self.tokenize("Aa 1\n\té漢😀".encode(), True, True)
         for byte in range(256):  # a SentencePiece vocabulary may lack one
             self.tokenize(bytes((byte,)), False, False)
         buffer, spell = ctypes.create_string_buffer(256), self.api.llama_token_to_piece
         for token in range(self.n_vocab):
             spell(self.vocab, token, buffer, 256, 0, True)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """False for a file whose tokenizer is `no_vocab`: the engine's functions on tokens abort with it."""
+        return bool(self.api.llama_vocab_type(self.vocab))
 
     def is_end(self, token: int) -> bool:
         """Whether generation ends with this token."""
@@ -224,9 +233,20 @@ class Model(Closing):
             self.handle = None
 
 
+def _failed(what: str, why: str, hint: str = "") -> HgError:
+    """The error for a call that the engine refused: DoesNotFit when memory could not be had."""
+    if memory := log.failed_allocation():
+        hint = "give a smaller -c, smaller KV types (-ctk q8_0 -ctv q8_0), or keep less on the device (-ngl, --kv-vram)"
+        return DoesNotFit(f"{what}: {memory}", hint)
+    return EngineError(f"{what}: {why}", hint)
+
+
 def _tiers_of(settings: ContextSettings) -> Tiers | None:
-    cells, kind = settings.placement.tier_cells, settings.placement.tier_type
-    return None if cells is None or cells >= settings.n_ctx else Tiers(cells, type_k=kind, type_v=kind)
+    place = settings.placement
+    if place.tier_cells is None or place.tier_cells >= settings.n_ctx:
+        return None
+    kind = place.tier_type
+    return Tiers(place.tier_cells, kind, kind, policy=place.tier_policy, cpu_tokens=place.tier_cpu_tokens)
 
 
 class Context(Closing):
@@ -246,11 +266,11 @@ class Context(Closing):
         parameters.swa_full = False  # windowed layers keep their window alone, as llama.cpp's own programs do
         parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
         log.lines.clear()
-        with pending(model.library, _tiers_of(settings)):
+        with pending(model.library, _tiers_of(settings)) as asked:
             self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
+        self.tier_note = asked.note
         if not self.handle:
-            why = (message(model.library) if _tiers_of(settings) else "") or log.last_error()
-            raise EngineError(f"the engine cannot make a context of {settings.n_ctx} tokens: {why}")
+            raise _failed(f"the engine cannot make a context of {settings.n_ctx} tokens", log.last_error())
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
         self._memory = self.api.llama_get_memory(self.handle)
         self._window = int(self.api.llama_model_n_swa(model.handle))
@@ -265,6 +285,7 @@ class Context(Closing):
         count = len(tokens)
         self._tokens[:count] = list(tokens)
         self._batch.n_tokens = count
+        log.lines.clear()
         status = self.api.llama_decode(self.handle, self._batch)
         if status == 0:
             return True
@@ -272,7 +293,7 @@ class Context(Closing):
             return False
         if status == _NO_ROOM:
             raise EngineError(f"the context of {self.n_ctx} tokens is full", "give a larger -c, or a shorter prompt")
-        raise EngineError(f"decoding failed (code {status}): {log.last_error()}")
+        raise _failed(f"decoding failed (code {status})", log.last_error())
 
     def logits(self) -> NDArray[np.float32]:
         """Logits of the last token read, float32 [n_vocab]; a view that is valid until the next decode."""
@@ -322,6 +343,10 @@ class Context(Closing):
     def tier_counters(self) -> TierCounters | None:
         """What the KV tiers have done so far; None with one memory."""
         return counters(self.model.library, self.handle)
+
+    def set_cpu_tokens(self, cpu_tokens: int) -> bool:
+        """From now on the CPU attends to host cells for micro-batches of at most so many tokens."""
+        return set_cpu_tokens(self.model.library, self.handle, cpu_tokens)
 
     def close(self) -> None:
         if self.handle:

@@ -5,11 +5,13 @@ Invariant: at most `KEPT` lines are held; the engine's own stderr output is off 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from typing import Any
 
 KEPT = 200
+_NO_MEMORY = re.compile(r"allocat|reserve|KV tiers: .*(gave no|available)")
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUED = 3, 4, 5
 
 lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
@@ -40,9 +42,19 @@ def last_error() -> str:
     """The newest error line, else warning, without the C function's name; empty when there is none."""
     for wanted in (_LEVEL_ERROR, _LEVEL_WARN):
         for level, line in reversed(lines):
-            head, colon, rest = line.strip().partition(": ")
-            text = rest if colon and " " not in head and rest else line.strip()
-            text = text.removeprefix("error loading model: ")
+            text = _words(line)
             if level == wanted and text and text != "failed to load model":  # the cause stands before that line
                 return text
     return ""
+
+
+def failed_allocation() -> str:
+    """The newest error line about memory that could not be had; empty when there is none."""
+    told = (_words(line) for level, line in reversed(lines) if level == _LEVEL_ERROR)
+    return next((text for text in told if _NO_MEMORY.search(text)), "")
+
+
+def _words(line: str) -> str:
+    head, colon, rest = line.strip().partition(": ")
+    text = rest if colon and " " not in head and rest else line.strip()
+    return text.removeprefix("error loading model: ")

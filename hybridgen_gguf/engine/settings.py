@@ -11,6 +11,7 @@ from dataclasses import dataclass
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
+KV_POLICIES = {"fill": 0, "recent": 1}  # enum hg_kv_policy (include/hg-tiers.h)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -19,7 +20,8 @@ class Placement:
     """Where weights and KV lie, beside how many layers are on devices: what limits, a plan and the engine share.
 
     `overrides`: (tensor name pattern, buffer type name), llama.cpp's `-ot`. `tier_cells`: KV cells on the device, the
-    rest in host memory as `tier_type` (None: as on the device); None: one memory.
+    rest in host memory as `tier_type` (None: as on the device); None: one memory. `tier_policy`: which cells those are;
+    `tier_cpu_tokens`: micro-batches up to so many tokens attend to host cells on the CPU, larger ones on the device.
     """
 
     overrides: tuple[tuple[str, str], ...] = ()
@@ -32,6 +34,8 @@ class Placement:
     kv_offload: bool = True
     tier_cells: int | None = None
     tier_type: str | None = None
+    tier_policy: str = "fill"
+    tier_cpu_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from typing import Any
 from ..errors import EngineError, UsageError
 from . import abi
 from .library import Library
-from .settings import KV_TYPES
-
-POLICIES = {"fill": 0, "recent": 1}  # enum hg_kv_policy
+from .settings import KV_POLICIES, KV_TYPES
 
 
 class _Tiers(Structure):
@@ -58,6 +56,7 @@ class _Counters(Structure):
         ("size_host_bytes", c_uint64),
         ("pinned", c_uint32),
         ("huge_pages", c_uint32),
+        ("stores_sent", c_uint64),
     )
 
 
@@ -115,6 +114,7 @@ class TierCounters:
     size_host_bytes: int
     pinned: bool
     huge_pages: bool
+    stores_sent: int
 
 
 def has_tiers(library: Library) -> bool:
@@ -122,11 +122,19 @@ def has_tiers(library: Library) -> bool:
     return abi.declare(library.llama, _HG_TIERS)
 
 
+@dataclass
+class Asked:
+    """Tiers asked for; `note` says afterwards why they were refused, or what they have to do without."""
+
+    note: str = ""
+
+
 @contextlib.contextmanager
-def pending(library: Library, tiers: Tiers | None) -> Iterator[None]:
+def pending(library: Library, tiers: Tiers | None) -> Iterator[Asked]:
     """Inside, the next context gets these tiers. Raises EngineError without our patches, UsageError for wrong names."""
+    asked = Asked()
     if tiers is None:
-        yield
+        yield asked
         return
     if not has_tiers(library):
         raise EngineError("this engine cannot keep KV in two memories", "build it with scripts/setup")
@@ -142,21 +150,10 @@ def pending(library: Library, tiers: Tiers | None) -> Iterator[None]:
     )
     library.llama.hg_set_kv_tiers(ctypes.byref(request))
     try:
-        yield
+        yield asked
     finally:
-        note = message(library)
+        asked.note = bytes(library.llama.hg_kv_tiers_message()).decode()
         library.llama.hg_set_kv_tiers(None)
-        _notes[library.folder] = note
-
-
-_notes: dict[Any, str] = {}
-
-
-def message(library: Library) -> str:
-    """Why the last tiers were refused, or what they had to do without; empty when nothing was."""
-    if not has_tiers(library):
-        return ""
-    return bytes(library.llama.hg_kv_tiers_message()).decode() or _notes.get(library.folder, "")
 
 
 def counters(library: Library, context: Any) -> TierCounters | None:
@@ -184,6 +181,6 @@ def _type(name: str | None) -> int:
 
 
 def _policy(name: str) -> int:
-    if name not in POLICIES:
-        raise UsageError(f"there is no KV policy '{name}'", f"one of: {', '.join(POLICIES)}")
-    return POLICIES[name]
+    if name not in KV_POLICIES:
+        raise UsageError(f"there is no KV policy '{name}'", f"one of: {', '.join(KV_POLICIES)}")
+    return KV_POLICIES[name]

@@ -44,8 +44,9 @@ class Run:
         p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.kv_unified = n_ctx, n_ctx, n_ubatch, n_seq, unified
         p.type_k = p.type_v = KV_TYPES[kind]
         p.flash_attn_type, p.n_threads, p.n_threads_batch = 1, 1, 1
-        with kv.pending(model.library, tiers):
+        with kv.pending(model.library, tiers) as asked:
             self.handle = self.api.llama_init_from_model(model.handle, p)
+        self.note = asked.note
         self.memory = self.api.llama_get_memory(self.handle) if self.handle else None
         self.at: dict[int, int] = {}
 
@@ -158,6 +159,39 @@ def recent(model: Model) -> Any:
     )
 
 
+def recent_text(model: Model) -> Any:
+    """Greedy text while the border moves every 8 tokens."""
+    return greedy(model, (192, 128, 32), 60, 256, policy="recent", block=16)
+
+
+def recent_windows(model: Model) -> Any:
+    return greedy(model, (400,), 24, 768, policy="recent", block=16)
+
+
+def large_batches(model: Model) -> Any:
+    """Micro-batches of 2,048 tokens that straddle the border, then single tokens."""
+    text = tokens_of(model, 2420)
+    kinds = {"f16": Tiers(300), "q8_0": Tiers(300, type_k="q8_0", type_v="q8_0"), "none": Tiers(0)}
+
+    def work(run: Run) -> Logits:
+        return np.concatenate([[run.feed(text[:2400])], run.steps(text[2400:2404])])
+
+    return {name: compare(model, work, tiers, n_ctx=2560, n_ubatch=2048) for name, tiers in kinds.items()}
+
+
+def scattered(model: Model) -> Any:
+    """A prompt whose rows fill many small holes in host memory, attended on the device."""
+    text = tokens_of(model, 500)
+
+    def work(run: Run) -> Logits:
+        run.feed(text[:400])
+        for hole in range(140, 400, 12):
+            run.api.llama_memory_seq_rm(run.memory, 0, hole, hole + 3)
+        return np.concatenate([[run.feed(text[400:460])], run.steps(text[460:464])])
+
+    return compare(model, work, Tiers(128, cpu_tokens=0), n_ctx=448)
+
+
 def sequences(model: Model) -> Any:
     """Two sequences in one stream and in two, one a copy of the other, then both on their own."""
     a, b = tokens_of(model, 400, 1), tokens_of(model, 400, 2)
@@ -173,9 +207,14 @@ def sequences(model: Model) -> Any:
         rows += [run.feed(b[60:90], 1), run.feed([a[230]], 0)]
         return np.stack(rows)
 
+    moving = Tiers(100, policy="recent", block=16)
     return {
         "unified": compare(model, work, Tiers(100), n_ctx=512, n_seq=2),
         "streams": compare(model, work, Tiers(100), n_ctx=1024, n_seq=2, unified=False),
+        "unified, recent": compare(model, work, moving, n_ctx=512, n_seq=2),
+        "streams, recent": compare(model, work, moving, n_ctx=1024, n_seq=2, unified=False),
+        "streams, on the device": compare(model, work, Tiers(100, cpu_tokens=0), n_ctx=1024, n_seq=2, unified=False),
+        "streams, q8_0": compare(model, work, Tiers(100), n_ctx=1024, n_seq=2, unified=False, kind="q8_0"),
     }
 
 
@@ -199,18 +238,20 @@ def shift(model: Model) -> Any:
 def state(model: Model) -> Any:
     """A state moves from one memory to two, from two to one, and between two borders."""
     text = tokens_of(model, 400)
-    places = {"one": None, "two": Tiers(128), "border": Tiers(200)}
-    runs = {name: Run(model, tiers, 512) for name, tiers in places.items()}
-    for name in ("one", "two"):
-        runs[name].feed(text[:300])
-    saved = {name: (runs[name].state(), dict(runs[name].at)) for name in ("one", "two")}
-    reference = runs["one"].steps(text[300:310])
     result = {}
-    for source, target in (("one", "two"), ("two", "one"), ("two", "border")):
-        runs[target].restore(*saved[source])
-        result[f"{source} to {target}"] = against(reference, runs[target].steps(text[300:310]))
-    for run in runs.values():
-        run.close()
+    for kind in ("f16", "q8_0"):
+        places = {"one": None, "two": Tiers(128), "border": Tiers(200), "recent": Tiers(128, policy="recent", block=16)}
+        runs = {name: Run(model, tiers, 512, kind=kind) for name, tiers in places.items()}
+        for name in ("one", "two", "recent"):
+            runs[name].feed(text[:200])
+            runs[name].steps(text[200:300])
+        saved = {name: (runs[name].state(), dict(runs[name].at)) for name in ("one", "two", "recent")}
+        reference = runs["one"].steps(text[300:310])
+        for source, target in (("one", "two"), ("two", "one"), ("two", "border"), ("recent", "one"), ("one", "recent")):
+            runs[target].restore(*saved[source])
+            result[f"{source} to {target}, {kind}"] = against(reference, runs[target].steps(text[300:310]))
+        for run in runs.values():
+            run.close()
     return result
 
 
@@ -227,12 +268,14 @@ def quantized(model: Model) -> Any:
     return {name: float(np.median(divergences(logits["f16"], logits[name]))) for name in ("tiers", "stock", "device")}
 
 
-def greedy(model: Model, cells: Sequence[int] = (255, 128, 1, 0), length: int = 20, n_ctx: int = 256) -> Any:
+def greedy(
+    model: Model, cells: Sequence[int] = (255, 128, 1, 0), length: int = 20, n_ctx: int = 256, **tiers: Any
+) -> Any:
     """Greedy text; where it differs from one memory, how near the two best tokens were there."""
     prompt = model.tokenize(Path(__file__).with_name("tiers_text.txt").read_bytes(), True, False)[: n_ctx - length - 2]
 
-    def go(tiers: Tiers | None) -> tuple[list[int], list[float], dict[str, Any]]:
-        run = Run(model, tiers, n_ctx, 128)
+    def go(placed: Tiers | None) -> tuple[list[int], list[float], dict[str, Any]]:
+        run = Run(model, placed, n_ctx, 128)
         logits, text, gaps = run.feed(prompt), [], []
         for _ in range(length):
             second, first = np.sort(logits)[-2:]
@@ -246,7 +289,7 @@ def greedy(model: Model, cells: Sequence[int] = (255, 128, 1, 0), length: int = 
     reference, gaps, _ = go(None)
     result = []
     for n in cells:
-        text, _, found = go(Tiers(n))
+        text, _, found = go(Tiers(n, **tiers))
         differ = next((i for i, (x, y) in enumerate(zip(reference, text, strict=True)) if x != y), None)
         result.append(
             {"cells": n, "differs_at": differ, "gap": None if differ is None else gaps[differ], "counters": found}
@@ -261,7 +304,7 @@ def windows(model: Model) -> Any:
 def refusals(model: Model) -> Any:
     """Tiers that cannot be had: no context, a reason, and the process lives on."""
     huge = Run(model, Tiers(256), 1 << 22)
-    reason = kv.message(model.library)
+    reason = huge.note
     plain = Run(model, None, 512)
     alive = bool(np.isfinite(plain.feed([5, 6, 7])).all())
     plain.close()

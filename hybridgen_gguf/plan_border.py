@@ -1,0 +1,47 @@
+"""Where host cells are attended to, by this machine's profile: few tokens on the CPU, more on the device. Pure.
+
+Invariant: without measured rates of both CPU and link nothing is chosen, and the engine's own border stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .ggml_types import row_bytes
+from .plan_given import Given, use_of
+from .plan_parts import Plan
+from .rates import CPU
+from .tier_border import TierRates, cpu_tokens
+
+
+def with_border(given: Given, plan: Plan) -> Plan:
+    """The plan with its border, where KV lies in two memories and the user (or a saved plan) left it open."""
+    place = plan.placement
+    if place.tier_cells is None or place.tier_cells >= plan.n_ctx or place.tier_cpu_tokens is not None:
+        return plan
+    rates = tier_rates(given, plan)
+    if rates is None:
+        return plan
+    layer = next(layer for layer in given.shape.layers if layer.n_head_kv and not layer.window)
+    border = cpu_tokens(rates, max(layer.n_head // layer.n_head_kv, 1))
+    why = f"the CPU attends at {rates.cpu / 1e9:.1f} GB/s, the link copies {rates.link / 1e9:.1f} GB/s"
+    what = f"on the CPU up to {border} tokens at once" if border else "on the device, after a copy"
+    given.notes.because("attention to host cells", what, why)
+    return replace(plan, placement=replace(place, tier_cpu_tokens=border))
+
+
+def tier_rates(given: Given, plan: Plan) -> TierRates | None:
+    """The CPU's and the link's bytes of host KV a second, or None where one of them was not measured."""
+    names = plan.placement.devices or given.rates.devices()
+    link = next((link for link in given.hardware.links if names and link.device == names[0]), None)
+    gbps = link and (link.to_device_pinned_gbps or link.to_device_gbps)
+    layer = next((layer for layer in given.shape.layers if layer.n_head_kv and not layer.window), None)
+    if not gbps or layer is None or not given.rates.measured:
+        return None
+    use = use_of(plan, plan.n_ctx).host
+    cells = max(plan.n_ctx - (plan.placement.tier_cells or 0), 1)
+    stored = cells * (
+        row_bytes(use.type_k, layer.n_head_kv * layer.head_k) + row_bytes(use.type_v, layer.n_head_kv * layer.head_v)
+    )
+    seconds = given.rates.attention(CPU, layer, use, cells, plan.threads, reading=False)
+    return TierRates(cpu=stored / seconds, link=gbps * 1e9)
