@@ -216,7 +216,7 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     places = [CPU] * (plan.n_layers + 1 - sum(counts))
     for device, count in zip(devices, counts, strict=False):
         places += [device] * count
-    heavy = frozenset(_layers_of(plan))
+    heavy = heavy_on_host(plan)
     model = CostModel(rates, work, use_of(plan, max(depth, 1)))
     crossing = {device: rates.crossing(device) for device in devices}
     per_batch = {device: seconds / min(plan.n_ubatch, max(depth, 1)) for device, seconds in crossing.items()}
@@ -231,7 +231,7 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     return Predicted(round(1 / answer, 2), round(1 / prompt, 2), depth)
 
 
-def _layers_of(plan: Plan) -> list[int]:
+def heavy_on_host(plan: Plan) -> frozenset[int]:
     """Layers whose heavy part the plan's own patterns keep on the CPU, the output as the last."""
     numbers: list[int] = []
     for pattern, _ in plan.placement.overrides:
@@ -239,7 +239,7 @@ def _layers_of(plan: Plan) -> list[int]:
             numbers.append(plan.n_layers)
         inside = pattern.partition("blk\\.(")[2].partition(")")[0]
         numbers += [int(part) for part in inside.split("|") if part.isdigit()]
-    return numbers
+    return frozenset(numbers)
 
 
 def _explain_memory(used: tuple[MemoryUse, ...], notes: Notes) -> None:

@@ -152,7 +152,7 @@ def _with(given: Given, found: Fast) -> Plan:
     placement = replace(
         plan.placement,
         kv_offload=placed.kv_offload,
-        overrides=_overrides(given.work, placed.heavy_on_host),
+        overrides=patterns_of(given.work, placed.heavy_on_host),
         # With several devices their order decides who gets which layers: it is fixed to the order planned for.
         devices=tuple(counts) if several else plan.placement.devices,
         tensor_split=tuple(float(count) for count in counts.values()) if len(counts) > 1 else (),
@@ -160,7 +160,7 @@ def _with(given: Given, found: Fast) -> Plan:
     return replace(plan, n_gpu_layers=placed.layers, placement=placement)
 
 
-def _overrides(work: ModelWork, layers: frozenset[int]) -> tuple[tuple[str, str], ...]:
+def patterns_of(work: ModelWork, layers: frozenset[int]) -> tuple[tuple[str, str], ...]:
     """Patterns that keep the heavy tensors of these layers on the CPU, one for each set of tensor names."""
     by_names: dict[tuple[str, ...], list[int]] = {}
     output = len(work.layers) - 1
