@@ -22,6 +22,7 @@ from typing import Any
 
 from .closing import Closing
 from .errors import BadFile, NotFound, TemplateError, UsageError
+from .units import format_size
 
 _FOLDER = Path(__file__).parent / "templates"
 _START_SECONDS = 20.0  # for starting Python on a loaded machine; the template's own time is counted after that
@@ -35,12 +36,20 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What rendering may cost: wall-clock `seconds`; bytes of text, of memory beyond Python's own, and of template."""
+    """What rendering may cost: wall-clock `seconds`; bytes of text, of memory beyond Python's own, and of template.
+
+    The text may have `output_bytes` at most and, as tokenizing takes time too, `own_bytes` and 8 times the request.
+    """
 
     seconds: float = 2.0
-    output_bytes: int = 16 << 20
+    output_bytes: int = 64 << 20
+    own_bytes: int = 256 << 10
     memory_bytes: int = 512 << 20
     template_bytes: int = 1 << 20
+
+    def text_bytes(self, request_bytes: int) -> int:
+        """What a request of so many bytes may become."""
+        return min(self.output_bytes, self.own_bytes + 8 * request_bytes)
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,8 @@ class Renderer(Closing):
         if len(request.template.encode("utf-8", "surrogatepass")) > self._limits.template_bytes:
             raise TemplateError(f"the chat template is larger than {self._limits.template_bytes >> 20} MiB", _HINT)
         try:
-            output, _ = self._process.communicate(self._message(request), self._limits.seconds + _START_SECONDS)
+            message, most = self._message(request)
+            output, _ = self._process.communicate(message, self._limits.seconds + _START_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._too_slow() from None
         finally:
@@ -180,9 +190,10 @@ class Renderer(Closing):
         outcome, separator, payload = output.partition(b"\n")
         if not separator:
             raise self._died(self._process.returncode)
-        return self._result(outcome.decode("ascii", "replace"), payload.decode("utf-8", "surrogatepass"))
+        return self._result(outcome.decode("ascii", "replace"), payload.decode("utf-8", "surrogatepass"), most)
 
-    def _message(self, request: RenderRequest) -> bytes:
+    def _message(self, request: RenderRequest) -> tuple[bytes, int]:
+        """The request as the child reads it, and the bytes of text that it may become."""
         variables = {
             "tools": None,
             "documents": None,
@@ -191,26 +202,27 @@ class Renderer(Closing):
             "add_generation_prompt": request.add_generation_prompt,
             **request.variables,
         }
-        message = {
-            "template": request.template,
-            "messages": [dict(message) for message in request.messages],
-            "variables": variables,
-            "now": request.now.isoformat() if request.now else None,
-            "seconds": self._limits.seconds,
-            "memory_bytes": self._limits.memory_bytes,
-            "output_bytes": self._limits.output_bytes,
-        }
+        given = {"messages": [dict(message) for message in request.messages], "variables": variables}
         try:
-            return json.dumps(message).encode("ascii")
+            most = self._limits.text_bytes(len(json.dumps(given)))
+            message = {
+                **given,
+                "template": request.template,
+                "now": request.now.isoformat() if request.now else None,
+                "seconds": self._limits.seconds,
+                "memory_bytes": self._limits.memory_bytes,
+                "output_bytes": most,
+            }
+            return json.dumps(message).encode("ascii"), most
         except (TypeError, ValueError) as error:
             raise UsageError(f"a variable for the chat template cannot be written as JSON: {error}") from None
 
-    def _result(self, outcome: str, text: str) -> Rendered:
+    def _result(self, outcome: str, text: str, most: int) -> Rendered:
         if outcome in ("ok", "folded"):
             return Rendered(text, outcome == "folded")
         sentences = {
             "memory": f"the chat template needs more than {self._limits.memory_bytes >> 20} MiB of memory",
-            "size": f"the chat template writes more than {self._limits.output_bytes >> 20} MiB of text",
+            "size": f"the chat template writes more than {format_size(most)} of text",
             "syntax": f"the chat template does not parse: {_one_line(text)}",
             "unsafe": f"the chat template does what the sandbox forbids: {_one_line(text)}",
             "refused": f"the chat template refuses these messages: {_one_line(text)}",

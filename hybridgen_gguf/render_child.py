@@ -78,7 +78,7 @@ def _reply(request: dict[str, Any]) -> Reply:
         return "memory", ""
     except RecursionError:
         return "failed", "it nests or calls itself too deeply"
-    except OverflowError:
+    except TooLargeError:
         return "size", ""
     except TemplateSyntaxError as error:
         return "syntax", f"line {error.lineno}: {error.message}"
@@ -94,7 +94,7 @@ class RefusedError(Exception):
     """The template called raise_exception."""
 
 
-class TooLargeError(OverflowError):
+class TooLargeError(Exception):
     """The text is over the limit."""
 
 

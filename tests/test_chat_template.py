@@ -149,7 +149,7 @@ def test_broken_template(source: str, says: str) -> None:
     ],
 )
 def test_too_much_memory_or_text(source: str) -> None:
-    with pytest.raises(TemplateError, match=r"more than \d+ MiB of|takes longer"):
+    with pytest.raises(TemplateError, match=r"more than [\d.]+ [KM]iB of|takes longer|too large"):
         render_chat(RenderRequest(source, USER), QUICK)
 
 
@@ -164,7 +164,7 @@ def test_too_much_memory_or_text(source: str) -> None:
     ],
 )
 def test_too_much_time(source: str) -> None:
-    with pytest.raises(TemplateError, match=r"takes longer than 0\.3 s|more than 1 MiB of text"):
+    with pytest.raises(TemplateError, match=r"takes longer than 0\.3 s|writes more than"):
         render_chat(RenderRequest(source, USER), QUICK)
 
 

@@ -43,6 +43,30 @@ def test_d26_model_that_wants_none() -> None:
         ("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}", r"takes longer than 0\.5 s"),
         ("{{ 'x'*30000000000 }}", "more than 512 MiB of memory"),
         ("{% for m in messages %}{{ m.content ", "does not parse"),
+        # Loops and recursion
+        ("{% for a in range(1000000000) %}{% endfor %}", "Range too big"),
+        ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}", "takes longer"),
+        ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "calls itself too deeply"),
+        ("{% block a %}{{ self.a() }}{% endblock %}", "calls itself too deeply"),
+        # What filters and formats blow up, and what is small for Jinja and long for a tokenizer
+        ("{{ 'a' | indent(9999999999, true) }}", "memory"),
+        ("{{ messages | tojson(indent=9999999999) }}", "memory"),
+        ("{{ ('a' * 100000) | replace('a', 'b' * 100000) }}", "memory"),
+        ("{{ strftime_now('%Y' * 1000000) }}", "writes more than"),
+        ("{{ 'x' * 300000 }}", "writes more than"),
+        ("{{ lipsum(n=1000000) }}", "takes longer"),
+        ("{{ 10 ** 10000 }}", "fails"),
+        # Ways to Python's objects
+        ("{{ messages | map(attribute='__class__.__init__.__globals__') | list }}", "sandbox forbids"),
+        ("{{ lipsum.__globals__['os'].system('touch MARK') }}", "sandbox forbids"),
+        ("{{ (joiner, namespace)[0].__init__.__globals__ }}", "sandbox forbids"),
+        ("{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}", "sandbox forbids"),
+        ("{% set _ = messages[0].update({'content': 'evil'}) %}", "sandbox forbids"),
+        # What is no text, or no template
+        ("{{ '\\ud800' }}", "half a character"),
+        ("{{ strftime_now('\\ud800') }}", "fails"),
+        ("{% break %}", "fails"),
+        ("{% include ['a', '/etc/passwd'] %}", "fails"),
     ],
 )
 def test_d27_attacks_end_in_one_line_and_raw_text_still_works(
