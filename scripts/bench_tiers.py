@@ -218,7 +218,7 @@ def overlap(b: Bench, depth: int) -> None:
     alone takes longer than one with 256. At 25 % on the device, and at a split where both take about the same time.
     """
     few = b.decode("256 cells on the device", "f16", depth, 32, keep=256, tiers=Tiers(depth + 256))
-    for on_host in (share(depth, 0.04), depth - share(depth, 0.25)):
+    for on_host in (max(256, share(depth, 0.04)), depth - share(depth, 0.25)):
         on_device = depth - on_host
         alone = b.decode("device cells alone", "f16", depth, 32, keep=on_device, tiers=Tiers(depth + 256))
         host = b.decode("host cells, 256 on the device", "f16", depth, 32, keep=256 + on_host, tiers=Tiers(256))
