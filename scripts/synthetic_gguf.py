@@ -1,6 +1,7 @@
-"""Writes a llama of any shape with random Q4_K weights: true speeds, no sensible text. Needs numpy and gguf.
+"""Writes a llama of any shape with random weights, Q4_K or F16: true speeds, no sensible text. Needs numpy and gguf.
 
-python synthetic_gguf.py OUT.gguf LAYERS WIDTH FFN HEADS KV_HEADS VOCABULARY     (Llama-3-8B: 32 4096 14336 32 8 128256)
+python synthetic_gguf.py OUT.gguf LAYERS WIDTH FFN HEADS KV_HEADS VOCABULARY [F16]
+(Llama-3-8B: 32 4096 14336 32 8 128256)
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 BLOCK, BLOCK_BYTES = 256, 144  # Q4_K: d and dmin in F16, 12 bytes of scales, 128 bytes of quants
 
 
-def weights(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Random blocks with small scales, so that activations stay finite; repeated beyond 9 MB: only speed counts."""
+def weights(rng: np.random.Generator, rows: int, columns: int, f16: bool) -> NDArray[np.generic]:
+    """Random weights, small, so that activations stay finite; repeated beyond some MB: only speed counts."""
+    if f16:
+        some = rng.normal(0, 0.02, min(rows * columns, 1 << 22)).astype(np.float16)
+        return np.resize(some, (rows, columns))
     blocks = rows * columns // BLOCK
     data = rng.integers(0, 256, (min(blocks, 1 << 16), BLOCK_BYTES), dtype=np.uint8)
     data[:, :4] = np.frombuffer(np.array([2.5e-5, 1.2e-4], np.float16).tobytes(), np.uint8)
@@ -24,7 +28,8 @@ def weights(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.uin
 
 def main() -> None:
     out = sys.argv[1]
-    layers, width, ffn, heads, kv_heads, vocabulary = map(int, sys.argv[2:])
+    layers, width, ffn, heads, kv_heads, vocabulary = map(int, sys.argv[2:8])
+    f16 = sys.argv[8:] == ["F16"]
     kv_width = width // heads * kv_heads
     rng = np.random.default_rng(0)
     w = gguf.GGUFWriter(out, "llama")
@@ -40,10 +45,11 @@ def main() -> None:
     w.add_rope_dimension_count(width // heads)
     w.add_vocab_size(vocabulary)
     w.add_tokenizer_model("no_vocab")
-    w.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if f16 else gguf.LlamaFileType.MOSTLY_Q4_K_M)
 
     def add(name: str, rows: int, columns: int) -> None:
-        w.add_tensor(f"{name}.weight", weights(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+        kind = gguf.GGMLQuantizationType.F16 if f16 else gguf.GGMLQuantizationType.Q4_K
+        w.add_tensor(f"{name}.weight", weights(rng, rows, columns, f16), raw_dtype=kind)
 
     def norm(name: str) -> None:
         w.add_tensor(f"{name}.weight", np.ones(width, np.float32))

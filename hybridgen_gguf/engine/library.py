@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
+import re
 import socket
 import sys
 import warnings
@@ -153,8 +155,6 @@ def find() -> Path:
     linked = Path(sys.prefix) / "hgguf-engine"
     if _file(linked, "llama").exists():
         return linked.resolve()
-    import importlib.util
-
     spec = importlib.util.find_spec("llama_cpp")
     installed = Path(spec.origin).parent / "lib" if spec and spec.origin else None
     if installed and _file(installed, "llama").exists():
@@ -182,6 +182,25 @@ def check(folder: Path) -> bool:
     return patched
 
 
+def _binding() -> tuple[Any, str]:
+    """The binding's module of declarations, and its version.
+
+    Importing the package would load its own model class with numpy, jinja2 and a cache: 0.15 s at every start.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise ImportError("llama-cpp-python is not installed")
+    found = re.search(r'^__version__ = "(.+)"', Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
+    whole = "llama_cpp" in sys.modules
+    if not whole:
+        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp"), found[1] if found else "unknown"
+    finally:
+        if not whole:
+            del sys.modules["llama_cpp"]  # whoever wants the package imports it as usual
+
+
 @functools.cache
 def load() -> Library:
     """Loads the engine once. Raises EngineError, EngineMismatch; warns when it has no patches of ours."""
@@ -190,13 +209,12 @@ def load() -> Library:
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort would start a debugger on this process
     try:
-        import llama_cpp
-        import llama_cpp.llama_cpp as api
+        api, version = _binding()
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(f"the engine's binding cannot be loaded: {error}", "run scripts/setup again") from None
-    if llama_cpp.__version__ != BINDING:
+    if version != BINDING:
         raise EngineMismatch(
-            f"llama-cpp-python {llama_cpp.__version__} is installed; this version needs {BINDING}", "run scripts/setup"
+            f"llama-cpp-python {version} is installed; this version needs {BINDING}", "run scripts/setup"
         )
     if not patched:
         warnings.warn(

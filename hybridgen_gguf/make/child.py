@@ -1,8 +1,9 @@
 """One engine job in a process of its own: the engine can abort, and an abort cannot be caught where it happens.
 
-The parent sends options as one JSON line and reads events as JSON lines. The child's standard input stays open as a
-sign of life: when it closes, however the parent ended, the child removes its scratch files and stops. Invariant: after
-`run_job` returns or raises, the child is gone; unless it returned, so are the scratch paths.
+The parent sends options as one JSON line and reads events as JSON lines; an event with the key "ask" waits until the
+parent has looked at it. The child's standard input stays open as a sign of life: when it closes, however the parent
+ended, the child removes its scratch files and stops. Invariant: after `run_job` returns or raises, the child is gone;
+unless it returned, so are the scratch paths.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def run_job(
 ) -> dict[str, Any]:
     """Runs `job` in a child and returns its result. `scratch`: what to remove when the job does not finish.
 
-    Raises the error the child reported, or EngineError when it died of a signal or ended without a result.
+    Raises the error the child reported, what `on_event` raises, or EngineError when it died of a signal or ended
+    without a result.
     """
     with tempfile.TemporaryFile() as log, stoppable():
         child = _start(job, environment, log)
@@ -100,6 +102,10 @@ def _converse(
             raise _rebuilt(event["error"])
         if on_event is not None:
             on_event(event)
+        if "ask" in event:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(b"\n")
+                child.stdin.flush()
     raise EngineError(f"the {job} process {_how_it_ended(child.wait())}{_last_words(log)}", "the input may be damaged")
 
 
@@ -169,15 +175,17 @@ def main() -> None:
     """Entry of the child: reads one line of options, runs the job, writes events."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not look like an event
-    lock = threading.Lock()
+    lock, answered = threading.Lock(), threading.Semaphore(0)
 
     def send(event: Event) -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             out.write(json.dumps(event).encode() + b"\n")
             out.flush()
+        if "ask" in event:
+            answered.acquire()
 
     message = json.loads(sys.stdin.buffer.readline() or b"{}")
-    threading.Thread(target=_watch_parent, args=(message.get("scratch", []),), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(message.get("scratch", []), answered), daemon=True).start()
     module, _, name = JOBS[sys.argv[1]].partition(":")
     try:
         job: Callable[[Mapping[str, Any], Send], dict[str, Any]] = getattr(importlib.import_module(module), name)
@@ -188,9 +196,9 @@ def main() -> None:
     os._exit(0)  # the engine's own teardown has nothing left to do, and can hang on worker threads
 
 
-def _watch_parent(scratch: Sequence[str]) -> None:
+def _watch_parent(scratch: Sequence[str], answered: threading.Semaphore) -> None:
     while os.read(0, 4096):
-        pass
+        answered.release()
     for path in scratch:
         with contextlib.suppress(OSError):
             remove(Path(path))

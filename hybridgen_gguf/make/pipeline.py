@@ -16,7 +16,6 @@ from ..errors import HgError, UsageError
 from ..split import open_model_file
 from . import recipe
 from .child import stoppable
-from .convert import ConvertOptions, convert
 from .forecast import Forecast
 from .forecast import as_json as forecast_json
 from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
@@ -125,6 +124,8 @@ def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[
     """The options with a GGUF source, and warnings; a folder is converted into `work` first."""
     if not options.source.is_dir():
         return options, ()
+    from .convert import ConvertOptions, convert
+
     check_target(options.target, [options.source])
     sweep(options.target)
     work.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from .child import run_job, stoppable
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
 from .hashing import HashInBackground, sha256_of
-from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, sweep
+from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, sweep, sync
 
 Progress = Callable[[str, int, int], None]
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
@@ -86,11 +86,8 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
         hashes = HashInBackground(model.paths)
         # The source is hashed while it is quantized; its digest is put into the header at the end.
         made_of = _recipe(options, recipe.UNKNOWN, sha256_of(options.imatrix) if options.imatrix else "")
-        plan = _forecast(options, model, made_of, warnings)
-        refuse(options, plan)
-        check_room(options.target, plan.bytes)
         sweep(options.target)
-        return _run(options, model, made_of, plan, hashes, progress)
+        return _run(options, model, made_of, warnings, hashes, progress)
 
 
 def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
@@ -181,7 +178,12 @@ def job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[str
 def _forecast(
     options: QuantizeOptions, model: ModelFile, made_of: Mapping[str, str], warnings: tuple[str, ...]
 ) -> Forecast:
-    found = run_job("forecast", job_options(options, model, made_of))
+    return _as_forecast(run_job("forecast", job_options(options, model, made_of)), options, model, warnings)
+
+
+def _as_forecast(
+    found: Mapping[str, Any], options: QuantizeOptions, model: ModelFile, warnings: tuple[str, ...]
+) -> Forecast:
     if sorted(tensor["name"] for tensor in found["tensors"]) != sorted(tensor.name for tensor in model.tensors):
         raise EngineError(
             f"the engine's forecast for {shown(options.source)} does not name its tensors", "please report this"
@@ -234,7 +236,7 @@ def _run(
     options: QuantizeOptions,
     model: ModelFile,
     made_of: dict[str, str],
-    plan: Forecast,
+    warnings: tuple[str, ...],
     source: HashInBackground,
     progress: Progress | None,
 ) -> QuantizeResult:
@@ -246,30 +248,40 @@ def _run(
     job = {
         **job_options(options, model, made_of),
         "scratch": str(scratch / _stem(options.target) if parts else scratch),
+        "ask": True,
     }
+    plans: list[Forecast] = []
 
     def tell(event: Mapping[str, Any]) -> None:
-        if progress is not None:
+        if "ask" in event:
+            plans.append(_as_forecast(event["ask"], options, model, warnings))
+            refuse(options, plans[0])
+            check_room(options.target, plans[0].bytes)
+        elif progress is not None:
             progress(event["tensor"], event["done"], event["of"])
 
     try:
         done = run_job("quantize", job, tell, [scratch])
+        plan = plans[0]
         _check_sizes(written, plan)
         made_of = {**made_of, "source_sha256": source.result()}
         recipe.fill(written[0], "source_sha256", made_of["source_sha256"])
-        hashes = tuple(sha256_of(path) for path in written)
+        hashing = [HashInBackground((path,)) for path in written]
+        for path in written:
+            sync(path)  # the disk works while the digests are taken
+        hashes = tuple(each.result() for each in hashing)
         targets = parts or [options.target]
         # The first part comes last: a set without it is not taken for a model.
         for path, target in reversed(list(zip(written, targets, strict=True))):
             publish(path, target)
     finally:
         remove(scratch)
-    warnings = plan.warnings + _about_imatrix(done["missing_imatrix"], plan)
+    warnings = plan.warnings + _about_imatrix(done["missing_imatrix"])
     manifest = recipe.write_manifest(options.target, _manifest(plan, targets, hashes, made_of))
     return QuantizeResult(plan, tuple(targets), hashes, manifest, made_of, warnings)
 
 
-def _about_imatrix(missing: list[str], plan: Forecast) -> tuple[str, ...]:
+def _about_imatrix(missing: list[str]) -> tuple[str, ...]:
     usual = {"token_embd.weight", "output.weight"}
     odd = [name for name in missing if name not in usual]
     return (f"the importance matrix has nothing for {len(odd)} tensors, such as {odd[0]}",) if odd else ()
