@@ -29,8 +29,8 @@ _SPLIT_KEYS = (b"split.no", b"split.count", b"split.tensors.count")
 _ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT: the quantizer pads to it whatever the source's own alignment is
 _INT, _STR = 0, 3
 _NO_TYPE = 43  # GGML_TYPE_COUNT
-# A tensor is worked on in slabs of this size: the bytes are the same, the memory is bounded. 256 MiB takes 4 % more of the
-# processor's time than 16 (page faults), 1 MiB as much (threads started).
+# A tensor is worked on in slabs of this size: the bytes are the same, the memory is bounded. 256 MiB takes 4 % more of
+# the processor's time than 16 (page faults), 1 MiB as much (threads started).
 _SLAB = 16 << 20
 
 
