@@ -6,6 +6,7 @@ the flag, before any model is opened.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import sys
@@ -213,11 +214,12 @@ def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask: a prompt and perhaps a system message."""
+    """What to ask: a prompt and perhaps a system message; and what ends the answer."""
 
     text: str
     system: str | None
     raw: bool
+    stops: tuple[str, ...]
 
 
 def question_of(flags: PromptFlags) -> Question:
@@ -233,7 +235,13 @@ def question_of(flags: PromptFlags) -> Question:
     text = _prompt_text(flags)
     if not text:
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
-    return Question(text, flags.system, flags.raw)
+    stops = tuple(typed_text(stop, errors="surrogateescape") for stop in flags.stop or ())
+    return Question(text, None if flags.system is None else typed_text(flags.system), flags.raw, stops)
+
+
+def typed_text(word: str, errors: str = "replace") -> str:
+    """A word of the command line as UTF-8 text, whatever the locale; what is no UTF-8 becomes a mark."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", errors)
 
 
 def _prompt_text(flags: PromptFlags) -> str:
@@ -248,7 +256,7 @@ def _prompt_text(flags: PromptFlags) -> str:
         except ValueError:
             raise NotFound(f"{flags.file!a} cannot be the name of a file", "give the name of a text file") from None
     if flags.prompt is not None and flags.prompt != "-":
-        return flags.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return typed_text(flags.prompt)
     if sys.stdin is None or (flags.prompt is None and sys.stdin.isatty()):
         raise UsageError("there is no prompt", 'give one with -p "..." or -f FILE, or pipe text in')
     return _text_of(sys.stdin.buffer, "standard input")
@@ -261,7 +269,10 @@ def _text_of(file: BinaryIO, name: str) -> str:
     try:
         return data.decode("utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError:
-        raise UsageError(f"{name} is not UTF-8 text", "convert it: iconv -t UTF-8") from None
+        marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+        encoding = next((known for mark, known in marks.items() if data.startswith(mark)), "")
+        what = f"{name} is {encoding} text" if encoding else f"{name} is not UTF-8 text"
+        raise UsageError(what, f"convert it: iconv -f {encoding or 'ENCODING'} -t UTF-8") from None
 
 
 def sample_changes(flags: SampleFlags, suggested: Mapping[str, Any]) -> dict[str, Any]:

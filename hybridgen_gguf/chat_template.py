@@ -105,7 +105,8 @@ def _from_option(option: str) -> ChatTemplate:
     if option in BUILT_IN:
         return built_in(option)
     if "{{" in option or "{%" in option:
-        return ChatTemplate(option, "the command line")
+        text = option.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # whatever the locale made of it
+        return ChatTemplate(text, "the command line")
     path = Path(option)
     try:
         is_file = path.is_file()

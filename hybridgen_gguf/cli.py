@@ -243,9 +243,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as problem:
         if os.environ.get("HGGUF_DEBUG"):
             raise
-        show.error(
-            HgError(f"internal error: {type(problem).__name__}: {problem}", "this is a fault of hgguf: see --debug")
-        )
+        show.error(_unexpected(problem))
         return 1
     return int(code or 0)
 
@@ -260,6 +258,13 @@ def _usage_error(problem: ClickException, arguments: list[str]) -> UsageError:
         if phrase in text:
             text = f"{_where(getattr(problem, 'param', None), context, arguments)}: {needed} is needed"
     return UsageError(text[:1].lower() + text[1:], f"see `{command} --help`")
+
+
+def _unexpected(problem: Exception) -> HgError:
+    if isinstance(problem, MemoryError):
+        return Failed("there is not enough memory to go on", "free some, or raise the limit on it (ulimit -v)")
+    what = " ".join(f"internal error: {type(problem).__name__}: {problem}".split())
+    return HgError(what[:300], "this is a fault of hgguf: see --debug")
 
 
 _NEEDED = {

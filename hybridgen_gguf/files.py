@@ -13,6 +13,8 @@ from .errors import HgError, NotFound
 from .printable import printable
 from .units import format_size
 
+_MOST_SHOWN = 4000  # rows of a table; models have up to some 2,000 tensors, and a hostile file can have 65,000
+
 
 def _local_file(text: str) -> Path:
     """The file that `text` names, without fetching anything."""
@@ -110,8 +112,13 @@ def inspect_verb(model: str, as_json: bool) -> None:
         return
     show.table("", ("model", ""), seen.summary())
     show.answer("\nmetadata\n" + "\n".join(seen.lines()) + "\n\n")
-    rows = [(printable(t.name), t.type, " x ".join(map(str, t.shape)), format_size(t.bytes)) for t in seen.file.tensors]
+    tensors = seen.file.tensors
+    rows = [
+        (printable(t.name), t.type, " x ".join(map(str, t.shape)), format_size(t.bytes)) for t in tensors[:_MOST_SHOWN]
+    ]
     show.table("", ("tensor", "type", "shape", "bytes"), rows, right=(3,))
+    if len(tensors) > _MOST_SHOWN:
+        show.answer(f"and {len(tensors) - _MOST_SHOWN:,} more (--json has all)\n")
 
 
 def validate_verb(files: list[str], as_json: bool, check_tensors: bool) -> int:

@@ -39,7 +39,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             os._exit(130)
         asked = True
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # whoever started this in the background wants it left alone
+        signal.signal(signal.SIGINT, note)
     try:
         yield lambda: asked
     finally:
@@ -136,7 +138,7 @@ def run_verb(
     options = merged(
         GenerateOptions(
             max_tokens=None if ask.predict < 0 else ask.predict,
-            stop=tuple(ask.stop or ()),
+            stop=question.stops,
             seed=seed,
             ignore_end=ask.ignore_eos,
         ),

@@ -103,6 +103,8 @@ class Child(Closing):
         if alive and code == -signal.SIGKILL:
             return EngineError(f"the engine gave no answer about {path} within {self._timeout:.0f} s")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if "pthread_create failed" in text or "Resource temporarily unavailable" in text:
+            return EngineError("the engine could not start its threads", "raise the limit on processes (ulimit -u)")
         why = f": {cause}" if (cause := giving_up.reason(text)) else ""
         return EngineError(f"the engine crashed on {path} ({how}{why})", "the file is damaged or hostile")
 

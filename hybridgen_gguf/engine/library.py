@@ -153,8 +153,12 @@ def find() -> Path:
                 f"{variable}={chosen} holds no engine", "unset it, or give the folder with libllama in it"
             )
     linked = Path(sys.prefix) / "hgguf-engine"
-    if _file(linked, "llama").exists():
-        return linked.resolve()
+    try:
+        if _file(linked, "llama").exists():
+            return linked.resolve()
+    except PermissionError:
+        what = f"the engine in {linked.readlink()} may not be read by this user"
+        raise EngineError(what, "build one of your own with scripts/setup in a checkout of your own") from None
     spec = importlib.util.find_spec("llama_cpp")
     installed = Path(spec.origin).parent / "lib" if spec and spec.origin else None
     if installed and _file(installed, "llama").exists():
