@@ -404,7 +404,7 @@ def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "import_module" in ast.dump(node.func)]
     names |= {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
     return {name.partition(".")[0] for name in names}
 
