@@ -175,10 +175,13 @@ class CostModel:
             seen = -(-(seen + 1) // _CELL_STEP) * _CELL_STEP
         cells, host = seen + 1, self._host_cells(place, layer.kv, seen, reading=reading)
         whole = self.rates.attention(place, layer.kv, self.use, cells, threads, reading=reading)
+        batch = max(min(self.use.n_ubatch, self.use.depth), 1) if reading else 1
+        if place != CPU and not self.use.kv_offload:  # the engine copies the rows to the device in every step
+            return whole + self._upload_rows(place, layer.kv, cells, pinned=False) / batch
         if not host:
             return whole
         if reading:  # rows on the host cross the link once for each batch
-            return whole + self._upload_rows(place, layer.kv, host) / max(min(self.use.n_ubatch, self.use.depth), 1)
+            return whole + self._upload_rows(place, layer.kv, host, pinned=True) / batch
         there = self.rates.attention(place, layer.kv, self.use, max(cells - host, 1), threads, reading=False)
         here = self.rates.attention(CPU, layer.kv, self.use.host, host, threads, reading=False)
         return max(there, here) + self.rates.tier_split(place)
@@ -191,10 +194,10 @@ class CostModel:
             return max(self.use.depth - self.use.tier_cells, 0) ** 2 / (2 * max(self.use.depth, 1))
         return max(seen - self.use.tier_cells, 0.0)
 
-    def _upload_rows(self, place: str, kv: LayerShape, cells: float) -> float:
+    def _upload_rows(self, place: str, kv: LayerShape, cells: float, *, pinned: bool) -> float:
         use = self.use.host
         row = row_bytes(use.type_k, kv.n_head_kv * kv.head_k) + row_bytes(use.type_v, kv.n_head_kv * kv.head_v)
-        return self.rates.upload(place, cells * row, True)
+        return self.rates.upload(place, cells * row, pinned)
 
     @property
     def fixed(self) -> float:
@@ -215,7 +218,6 @@ def total(
     costs: dict[str, list[PartCost]],
     places: Sequence[str],
     heavy_on_host: frozenset[int],
-    kv_offload: bool,
     crossings: dict[str, float],
 ) -> float:
     """Seconds of all layers with layer i at places[i], the heavy part of some of them on the CPU.
@@ -233,11 +235,7 @@ def total(
         seconds += move(place)
         at = place
         cost = costs[place][index]
-        seconds += cost.mixer
-        if place != CPU and not kv_offload and costs[place][index].cache:
-            seconds += costs[CPU][index].cache + 2 * move(CPU)
-        else:
-            seconds += cost.cache
+        seconds += cost.mixer + cost.cache
         if index in heavy_on_host and place != CPU:
             seconds += move(CPU)
             at = CPU

@@ -3,7 +3,7 @@
 Layers (the output is the last) lie on the devices from the end backwards, each device a contiguous range in the
 engine's order, as the engine places them; of a layer on a device the heavy part (FFN or experts) may stay on the CPU.
 Where a budget is too small, those heavy parts leave that together lose the fewest seconds. Every number of layers is
-tried, for up to two devices every way to share them, and with each whether the KV cache stays on the host.
+tried, for up to two devices every way to share them.
 Knows no engine and no file. Invariant: a placement that is returned fits the budgets by the bytes given.
 """
 
@@ -35,15 +35,13 @@ class Problem:
     """What is to be placed, on what.
 
     `budgets`: device → bytes, in the engine's order. `uses`: (weight, seconds by place, price of a crossing by device)
-    for each kind of work that counts. `may_split`: heavy parts may leave; `may_keep_cache`: the whole KV cache may.
+    for each kind of work that counts. `may_split`: heavy parts may leave.
     """
 
     sizes: Sizes
     budgets: Mapping[str, int]
     uses: tuple[tuple[float, dict[str, list[PartCost]], dict[str, float]], ...]
     may_split: bool = True
-    may_keep_cache: bool = True
-    kv_offload: bool = True
 
     @property
     def n(self) -> int:
@@ -56,7 +54,6 @@ class Assignment:
 
     counts: tuple[int, ...]
     heavy_on_host: frozenset[int] = frozenset()
-    kv_offload: bool = True
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -78,7 +75,7 @@ def bytes_of(problem: Problem, placement: Assignment) -> dict[str, int]:
     used = dict.fromkeys(problem.budgets, 0)
     for index, place in enumerate(places_of(problem, placement.counts)):
         if place != CPU:
-            used[place] += _layer_bytes(problem, index, placement.kv_offload)
+            used[place] += _layer_bytes(problem, index)
             used[place] -= problem.sizes.heavy[index] if index in placement.heavy_on_host else 0
     return used
 
@@ -92,8 +89,7 @@ def seconds_of(problem: Problem, placement: Assignment) -> float:
     """Weighted seconds of all uses."""
     places = places_of(problem, placement.counts)
     return sum(
-        weight * total(costs, places, placement.heavy_on_host, placement.kv_offload, crossings)
-        for weight, costs, crossings in problem.uses
+        weight * total(costs, places, placement.heavy_on_host, crossings) for weight, costs, crossings in problem.uses
     )
 
 
@@ -125,20 +121,14 @@ class _Least:
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._devices = problem, tuple(problem.budgets)
-        self._sums: dict[tuple[str, bool], list[float]] = {}
+        self._sums: dict[str, list[float]] = {}
         for place in (CPU, *problem.budgets):
-            for kv_offload in (True, False):
-                values = [0.0] * problem.n
-                for weight, costs, _ in problem.uses:
-                    for i, cost in enumerate(costs[place]):
-                        cache = cost.cache if kv_offload else costs[CPU][i].cache
-                        heavy = min(cost.heavy, costs[CPU][i].heavy)
-                        values[i] += weight * (cost.mixer + cache + heavy)
-                self._sums[place, kv_offload] = _running(values)
-        self._bytes = {
-            kv_offload: _running([_layer_bytes(problem, i, kv_offload) for i in range(problem.n)])
-            for kv_offload in (True, False)
-        }
+            values = [0.0] * problem.n
+            for weight, costs, _ in problem.uses:
+                for i, cost in enumerate(costs[place]):
+                    values[i] += weight * (cost.mixer + cost.cache + min(cost.heavy, costs[CPU][i].heavy))
+            self._sums[place] = _running(values)
+        self._bytes = _running([_layer_bytes(problem, i) for i in range(problem.n)])
         self._heavy = _running(problem.sizes.heavy if problem.may_split else [0] * problem.n)
         self._per_byte = {device: self._fewest(device) for device in self._devices}
 
@@ -156,13 +146,13 @@ class _Least:
     def seconds(self, placement: Assignment) -> float:
         """Infinite where even without all heavy parts a device's budget is too small."""
         start = self._problem.n - placement.layers
-        seconds, kv_offload = self._sums[CPU, True][start], placement.kv_offload
+        seconds = self._sums[CPU][start]
         for device, count in zip(self._devices, placement.counts, strict=True):
             end = start + count
-            over = self._bytes[kv_offload][end] - self._bytes[kv_offload][start] - self._problem.budgets[device]
+            over = self._bytes[end] - self._bytes[start] - self._problem.budgets[device]
             if over > self._heavy[end] - self._heavy[start]:
                 return math.inf
-            sums = self._sums[device, kv_offload]
+            sums = self._sums[device]
             seconds += sums[end] - sums[start] + max(over, 0) * self._per_byte[device]
             start = end
         return seconds
@@ -174,24 +164,18 @@ def _running(values: Sequence[float]) -> list[float]:
 
 def _timed(problem: Problem, placement: Assignment) -> Assignment:
     seconds = seconds_of(problem, placement)
-    return Assignment(placement.counts, placement.heavy_on_host, placement.kv_offload, seconds)
+    return Assignment(placement.counts, placement.heavy_on_host, seconds)
 
 
 def _candidates(problem: Problem) -> Iterator[Assignment]:
-    """Every number of layers, shared out to the devices in the order of their speed; with and without the KV cache."""
-    none = tuple(0 for _ in problem.budgets)
-    yield Assignment(none, kv_offload=problem.kv_offload)
-    if not problem.budgets:
-        return
-    options = [True] if problem.kv_offload else [False]
-    options += [False] if problem.may_keep_cache and problem.kv_offload and any(problem.sizes.cache) else []
-    for kv_offload in options:
-        for layers in range(1, problem.n + 1):
-            for counts in _shares(problem, layers, kv_offload):
-                yield Assignment(counts, kv_offload=kv_offload)
+    """Every number of layers, shared out to the devices in the order of their speed."""
+    yield Assignment(tuple(0 for _ in problem.budgets))
+    for layers in range(1, problem.n + 1) if problem.budgets else ():
+        for counts in _shares(problem, layers):
+            yield Assignment(counts)
 
 
-def _shares(problem: Problem, layers: int, kv_offload: bool) -> Iterator[tuple[int, ...]]:
+def _shares(problem: Problem, layers: int) -> Iterator[tuple[int, ...]]:
     """Ways to share `layers` out: all of them for one or two devices; for more, by speed and size."""
     if len(problem.budgets) == 1:
         yield (layers,)
@@ -199,15 +183,13 @@ def _shares(problem: Problem, layers: int, kv_offload: bool) -> Iterator[tuple[i
         for count in range(layers + 1):
             yield (count, layers - count)
     else:
-        yield from dict.fromkeys(_fill(problem, layers, kv_offload, light) for light in (False, True))
+        yield from dict.fromkeys(_fill(problem, layers, light) for light in (False, True))
 
 
-def _fill(problem: Problem, layers: int, kv_offload: bool, light: bool) -> tuple[int, ...]:
+def _fill(problem: Problem, layers: int, light: bool) -> tuple[int, ...]:
     """Counts from the average size of these layers; what is left over goes where most is free."""
     first = problem.n - layers
-    sizes = [
-        _layer_bytes(problem, i, kv_offload) - (problem.sizes.heavy[i] if light else 0) for i in range(first, problem.n)
-    ]
+    sizes = [_layer_bytes(problem, i) - (problem.sizes.heavy[i] if light else 0) for i in range(first, problem.n)]
     size = max(sum(sizes) / layers, 1.0)
     names = list(problem.budgets)
     counts = dict.fromkeys(names, 0)
@@ -230,9 +212,9 @@ def _speed(problem: Problem, device: str) -> float:
     )
 
 
-def _layer_bytes(problem: Problem, index: int, kv_offload: bool) -> int:
+def _layer_bytes(problem: Problem, index: int) -> int:
     sizes = problem.sizes
-    return sizes.mixer[index] + sizes.heavy[index] + (sizes.cache[index] if kv_offload else 0)
+    return sizes.mixer[index] + sizes.heavy[index] + sizes.cache[index]
 
 
 def _loss(problem: Problem, index: int, places: Sequence[str]) -> float:
@@ -265,7 +247,7 @@ def _shed(problem: Problem, placement: Assignment) -> Assignment | None:
             if chosen is None:
                 return None
             moved.update(chosen)
-    return Assignment(placement.counts, frozenset(moved), placement.kv_offload)
+    return Assignment(placement.counts, frozenset(moved))
 
 
 def _least_loss(parts: list[tuple[int, float, int]], need: int) -> list[int] | None:
@@ -331,6 +313,6 @@ def _neighbours(problem: Problem, placement: Assignment) -> Iterator[Assignment]
             counts = list(placement.counts)
             counts[source] -= 1
             counts[target] += 1
-            shed = _shed(problem, Assignment(tuple(counts), frozenset(), placement.kv_offload))
+            shed = _shed(problem, Assignment(tuple(counts)))
             if shed is not None:
                 yield shed

@@ -224,10 +224,8 @@ def predict(rates: Rates, work: ModelWork, plan: Plan, depth: int) -> Predicted 
     used = {CPU, *devices}
     writing: dict[str, list[PartCost]] = {place: model.writing(place) for place in used}
     reading: dict[str, list[PartCost]] = {place: model.reading(place, gpu) for place in used}
-    answer = total(writing, places, heavy, place.kv_offload, crossing) + model.fixed
-    prompt = total(reading, places, heavy, place.kv_offload, per_batch) + model.fixed / min(
-        plan.n_ubatch, max(depth, 1)
-    )
+    answer = total(writing, places, heavy, crossing) + model.fixed
+    prompt = total(reading, places, heavy, per_batch) + model.fixed / min(plan.n_ubatch, max(depth, 1))
     return Predicted(round(1 / answer, 2), round(1 / prompt, 2), depth)
 
 

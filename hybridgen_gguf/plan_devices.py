@@ -19,7 +19,8 @@ from .units import format_size
 
 _LARGER_BATCHES = (1024, 2048)
 _SMALL_BATCH = 128  # its scratch memory is a quarter of the default's, and prompts keep most of their speed
-_WORTH = 1.03  # times the least seconds: memory is not spent on less, and KV is not parted for less
+_WORTH = 1.03  # times the least seconds: larger batches do not take memory for less, and KV is not parted for less
+_WORTH_SMALLER = 1.01
 
 
 def choose_placement(given: Given, plan: Plan) -> Plan:
@@ -35,7 +36,8 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     if not found:
         return _layers_by_count(given, plan, budgets)
     least = min(fast.placed.seconds for fast in found)
-    chosen = next(fast for fast in found if fast.placed.seconds <= least * _WORTH)  # the default's size first
+    worth = _WORTH_SMALLER if limits.goal == "decode" else _WORTH
+    chosen = next(fast for fast in found if fast.placed.seconds <= least * worth)  # the default's size first
     if chosen.plan.n_ubatch != plan.n_ubatch:
         larger = "weights on the host cross the link once for each batch, so larger ones read prompts faster"
         smaller = "smaller ones leave device memory to weights, and only writing counts for this goal"
@@ -122,7 +124,7 @@ def _explain_placement(given: Given, chosen: Fast, budgets: Mapping[str, int]) -
     problem, placed = chosen.problem, chosen.placed
     room = ", ".join(f"{name} {format_size(budget)}" for name, budget in budgets.items())
     basis = "" if given.rates.measured else ", by assumed rates: this machine was not measured"
-    none = Assignment((0,) * len(budgets), kv_offload=problem.kv_offload)
+    none = Assignment((0,) * len(budgets))
     ratio = seconds_of(problem, none) / max(placed.seconds, 1e-12)
     if not placed.layers:
         given.notes.because("n_gpu_layers", 0, f"the CPU alone is fastest within {room}{basis}")
@@ -146,10 +148,6 @@ def _explain_placement(given: Given, chosen: Fast, budgets: Mapping[str, int]) -
         gain = f"{chosen.otherwise / placed.seconds:.1f} times as fast as in one memory; " if chosen.otherwise else ""
         why = f"{gain}the CPU attends to those in host memory while the device attends to its own"
         given.notes.instead("kv tiers", described(chosen.plan.n_ctx, cells), why)
-    if not placed.kv_offload and given.limits.placement.kv_offload:
-        given.notes.because(
-            "kv_offload", "off", "weights save more seconds per byte of device memory than the KV cache"
-        )
     if len(placed.counts) > 1:
         shares = ", ".join(f"{name} {count}" for name, count in zip(problem.budgets, placed.counts, strict=True))
         given.notes.because("tensor_split", shares, "layers of each device: its speed and memory together")

@@ -39,7 +39,7 @@ class Fast:
 
     @property
     def all_on_device(self) -> bool:
-        return self.placed.layers == self.problem.n and not self.placed.heavy_on_host and self.placed.kv_offload
+        return self.placed.layers == self.problem.n and not self.placed.heavy_on_host
 
 
 #: budgets less what is put aside → the fastest there
@@ -134,14 +134,7 @@ def problem_of(given: Given, plan: Plan, budgets: Budgets) -> Problem:
     weights = {"decode": (1.0, 0.0), "prompt": (0.0, 1.0), "mixed": (float(ANSWER_TOKENS), float(depth))}
     answer, prompt = weights[given.limits.goal]
     uses = ((answer, writing, crossing), (prompt, reading, per_batch))
-    return Problem(
-        sizes,
-        budgets,
-        tuple(use for use in uses if use[0]),
-        # Assumed rates are not good enough to part the cache from its weights; what lies in tiers is parted already.
-        may_keep_cache=given.rates.measured and plan.placement.tier_cells is None,
-        kv_offload=plan.placement.kv_offload,
-    )
+    return Problem(sizes, budgets, tuple(use for use in uses if use[0]))
 
 
 def _with(given: Given, found: Fast) -> Plan:
@@ -151,7 +144,6 @@ def _with(given: Given, found: Fast) -> Plan:
     several = len(found.problem.budgets) > 1 and placed.layers > 0
     placement = replace(
         plan.placement,
-        kv_offload=placed.kv_offload,
         overrides=patterns_of(given.work, placed.heavy_on_host),
         # With several devices their order decides who gets which layers: it is fixed to the order planned for.
         devices=tuple(counts) if several else plan.placement.devices,

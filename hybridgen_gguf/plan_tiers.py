@@ -64,6 +64,8 @@ def device_kv(given: Given, plan: Plan) -> tuple[int, ...]:
     """Bytes of each layer's cache on the device that the layer lies on."""
     kv, cells = plan.kv, plan.placement.tier_cells
     sizes = given.shape.kv_bytes_per_layer(plan.n_ctx, kv.type_k, kv.type_v, plan.n_ubatch)
+    if not plan.placement.kv_offload:
+        return (0,) * len(sizes)
     if cells is None or cells >= plan.n_ctx:
         return sizes
     rows = -(-cells // STEP) * STEP + 1  # one spare row takes what belongs to the other tier

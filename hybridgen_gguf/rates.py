@@ -27,7 +27,9 @@ _NOMINAL_CPU_GBPS, _NOMINAL_CPU_MOST, _NOMINAL_CPU_GFLOPS = 9.0, 45.0, 30.0
 _NOMINAL_GPU_GBPS, _NOMINAL_GPU_GFLOPS, _NOMINAL_LINK_GBPS = 350.0, 15000.0, 12.0
 _NOMINAL_NODE, _NOMINAL_NODE_GPU, _NOMINAL_SPLIT = 1e-6, 3e-6, 150e-6
 
-_TIER_SPLIT = 1.6  # of what a profile measures for handing work over: 0.048 ms a layer and 0.031 ms on an H200
+# Times what a profile measures for handing work over (0.041 ms on an H200): a layer with host cells costs 0.08 ms there
+# beside its attention, one whose FFN is on the CPU 0.10 ms beside its products.
+_TIER_SPLIT, _HEAVY_SPLIT = 2.0, 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Use:
     """What a prediction is for: `depth` tokens in the context, cache types, threads, tokens computed at once.
 
     `tier_cells`: cells of a device's layers that lie there, the others in host memory as `tier_type` (None: as on the
-    device); None: one memory.
+    device); None: one memory. `kv_offload`: False for a device's layers whose cache is in host memory.
     """
 
     depth: int
@@ -57,6 +59,7 @@ class Use:
     use_mmap: bool = True
     tier_cells: int | None = None
     tier_type: str | None = None
+    kv_offload: bool = True
 
     @property
     def host(self) -> Use:
@@ -146,11 +149,11 @@ class Rates:
     def crossing(self, device: str) -> float:
         """Seconds of one change between CPU and device, either way."""
         link = self._links.get(device)
-        return (link.split_s if link and link.split_s else _NOMINAL_SPLIT) / 2
+        return (_HEAVY_SPLIT * link.split_s if link and link.split_s else _NOMINAL_SPLIT) / 2
 
     def tier_split(self, device: str) -> float:
         """Seconds that a layer with host cells costs beside the attention to them."""
-        return _TIER_SPLIT * 2 * self.crossing(device)
+        return _TIER_SPLIT / _HEAVY_SPLIT * 2 * self.crossing(device)
 
     def upload(self, device: str, size: float, pinned: bool) -> float:
         """Seconds to copy `size` bytes to the device."""

@@ -1,11 +1,14 @@
 """Plans against stock llama.cpp's own fit under the same budgets of device memory: decode speed at depth, on a GPU.
 
-    python bench_plan_gpu.py WORK [STAGE ...] [--threads 16]     stages: profile dense8 experts30 dense32 report
+    python bench_plan_gpu.py WORK [STAGE ...] [--threads 16] [--rpc HOST:PORT]
+    stages, a model's also as MODEL:CONTEXTS:BUDGETS such as dense8:4096:4,6:
+    profile dense8 experts30 dense32 parts[:MODEL...] report; tiny: on a small model, to try the script
 
 WORK holds the patched engine (build/bin), the stock one with llama-fit-params (stock/build/bin) and, made on first use,
 the models (random Q4_K weights, right shapes). Each measurement is a process of its own, because the two engines cannot
 share one. A cache of the depth is filled once for each model with everything on the device and restored in each.
-One JSON line a measurement in WORK/plan_gpu.jsonl: a run that is cut off keeps what it has; `report` sums up.
+Placements that come out near each other are measured again, both sides in turn. One JSON line a measurement in
+$OUT/plan_gpu.jsonl (WORK without OUT): a run that is cut off keeps what it has; `report` sums up.
 """
 
 from __future__ import annotations
@@ -15,101 +18,56 @@ import ctypes
 import itertools
 import json
 import math
+import mmap
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench_plan_models import SHAPES, write_model
+
 GIB = 1 << 30
-BUDGETS = {"dense8": (4, 6, 8, 12), "experts30": (4, 6, 8, 12), "dense32": (6, 12)}
-CONTEXTS = (4096, 32768)
-STEPS = 12
-# layers, width, FFN, heads, KV heads, vocabulary, experts, used (0: dense)
-SHAPES = {
-    "dense8": (32, 4096, 14336, 32, 8, 128256, 0, 0),
-    "dense32": (64, 5120, 27648, 40, 8, 151936, 0, 0),
-    "experts30": (48, 2048, 768, 32, 4, 151936, 128, 8),
-    "tiny": (4, 256, 512, 4, 2, 512, 8, 2),
-}
-
-
-def write_model(out: Path, name: str) -> None:
-    """A llama, or a Qwen3 with experts, with random Q4_K weights."""
-    import gguf
-    import numpy as np
-
-    layers, width, ffn, heads, kv_heads, vocab, experts, used = SHAPES[name]
-    head = 128 if experts else width // heads
-    arch = "qwen3moe" if experts else "llama"
-    rng = np.random.default_rng(0)
-    block = rng.integers(0, 256, (1 << 16, 144), dtype=np.uint8)
-    block[:, :4] = np.frombuffer(np.array([2.5e-5, 1.2e-4], np.float16).tobytes(), np.uint8)
-    w = gguf.GGUFWriter(str(out), arch)
-    w.add_name(name)
-    w.add_context_length(131072)
-    w.add_embedding_length(width)
-    w.add_block_count(layers)
-    w.add_feed_forward_length(ffn)
-    w.add_head_count(heads)
-    w.add_head_count_kv(kv_heads)
-    w.add_key_length(head)
-    w.add_value_length(head)
-    w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_freq_base(500000.0)
-    w.add_rope_dimension_count(head)
-    w.add_vocab_size(vocab)
-    w.add_tokenizer_model("no_vocab")
-    w.add_file_type(15)
-    if experts:
-        w.add_expert_count(experts)
-        w.add_expert_used_count(used)
-        w.add_expert_feed_forward_length(ffn)
-
-    arrays: dict[tuple[int, ...], Any] = {}  # the writer keeps tensors until the end: alike ones share one array
-
-    def add(tensor: str, *dims: int) -> None:
-        if dims not in arrays:
-            data = np.resize(block, (math.prod(dims) // 256, 144))
-            arrays[dims] = data.reshape(*dims[:-1], dims[-1] // 256 * 144)
-        w.add_tensor(f"{tensor}.weight", arrays[dims], raw_dtype=gguf.GGMLQuantizationType.Q4_K)
-
-    def ones(tensor: str, size: int) -> None:
-        w.add_tensor(f"{tensor}.weight", np.ones(size, np.float32))
-
-    add("token_embd", vocab, width)
-    ones("output_norm", width)
-    add("output", vocab, width)
-    for i in range(layers):
-        at = f"blk.{i}."
-        for norm in ("attn_norm", "ffn_norm"):
-            ones(at + norm, width)
-        add(at + "attn_q", heads * head, width)
-        add(at + "attn_k", kv_heads * head, width)
-        add(at + "attn_v", kv_heads * head, width)
-        add(at + "attn_output", width, heads * head)
-        if experts:
-            ones(at + "attn_q_norm", head)
-            ones(at + "attn_k_norm", head)
-            w.add_tensor(f"{at}ffn_gate_inp.weight", rng.normal(0, 0.02, (experts, width)).astype(np.float32))
-            for part, dims in (("gate", (experts, ffn, width)), ("up", (experts, ffn, width)),
-                               ("down", (experts, width, ffn))):  # fmt: skip
-                add(f"{at}ffn_{part}_exps", *dims)
-        else:
-            add(at + "ffn_gate", ffn, width)
-            add(at + "ffn_up", ffn, width)
-            add(at + "ffn_down", width, ffn)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+BUDGETS: dict[str, tuple[float, ...]] = {
+    "dense8": (4, 6, 8, 12), "experts30": (4, 6, 8, 12), "dense32": (4, 6, 8, 12), "tiny": (0.004, 0.01),
+}  # fmt: skip
+CONTEXTS = {"tiny": (1024,)}
+SECONDS, FEWEST, MOST, WARM = 1.0, 4, 96, 3  # of timed steps
+NEAR, REPEATS = (0.93, 1.04), 2  # ratios that are measured again
 
 
 def worker(job: dict[str, Any]) -> None:
     """Opens a model as `job` says, restores or makes the cache, times writing; the last line printed is the result."""
+    try:
+        print(json.dumps(timed(job, *(open_ours(job) if job["ours"] else open_stock(job)))))
+    except Exception as error:
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}"}))
+
+
+def open_ours(job: dict[str, Any]) -> tuple[Any, Any, Callable[[], int]]:
+    """Through hybridgen_gguf's own opening, tiers included: (API, context, free bytes of the device)."""
+    from hybridgen_gguf.engine.child import settings_from
+    from hybridgen_gguf.engine.handles import Context, Model, start
+
+    library = start()
+    for endpoint in job["rpc"]:
+        library.add_rpc(endpoint)
+    free = _free_bytes(library.base, library.ggml)
+    job["before"] = free()
+    model_settings, context_settings = settings_from(job)
+    context = Context(Model(Path(job["path"]), model_settings), context_settings)
+    job["context_open"] = context  # kept open
+    used = [entry for entry in context.memory_use() if not entry.is_host]
+    job["counted"] = sum(entry.total for entry in used)
+    return library.api, context.handle, free
+
+
+def open_stock(job: dict[str, Any]) -> tuple[Any, Any, Callable[[], int]]:
     import llama_cpp.llama_cpp as api  # before numpy: with NumPy 2.5 loaded first, one library crashed
 
     quiet = api.llama_log_callback(lambda _level, _text, _data: None)
@@ -118,60 +76,67 @@ def worker(job: dict[str, Any]) -> None:
     folder = Path(os.environ["LLAMA_CPP_LIB_PATH"])
     base, ggml = ctypes.CDLL(str(folder / "libggml-base.so")), ctypes.CDLL(str(folder / "libggml.so"))
     free = _free_bytes(base, ggml)
-    before = free()
+    place, settings = job["model"]["placement"], job["context"]
     parameters = api.llama_model_default_params()
-    parameters.n_gpu_layers = job["ngl"]
-    kept = _overrides(base, ggml, job["overrides"])
+    parameters.n_gpu_layers = job["model"]["n_gpu_layers"]
+    kept = _overrides(base, ggml, place["overrides"])
     if kept is not None:
         parameters.tensor_buft_overrides = ctypes.cast(kept, ctypes.c_void_p)
-    model = api.llama_model_load_from_file(job["model"].encode(), parameters)
+    job["before"] = free()
+    model = api.llama_model_load_from_file(job["path"].encode(), parameters)
     if not model:
-        print(json.dumps({"failed": "the model was not loaded"}))
-        return
-    settings = api.llama_context_default_params()
-    settings.n_ctx, settings.n_batch, settings.n_ubatch = job["n_ctx"], 2048, 512
-    settings.offload_kqv, settings.flash_attn_type = job["kv_offload"], 1
-    settings.n_threads = settings.n_threads_batch = job["threads"]
-    context = api.llama_init_from_model(model, settings)
+        raise RuntimeError("the model was not loaded")
+    wanted = api.llama_context_default_params()
+    wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = settings["n_ctx"], settings["n_batch"], settings["n_ubatch"]
+    wanted.offload_kqv, wanted.flash_attn_type = place["kv_offload"], 1
+    wanted.n_threads = wanted.n_threads_batch = settings["threads"]
+    context = api.llama_init_from_model(model, wanted)
     if not context:
-        print(json.dumps({"failed": "no context"}))
-        return
+        raise RuntimeError("no context")
+    job["kept"] = (quiet, kept)
+    return api, context, free
+
+
+def timed(job: dict[str, Any], api: Any, context: Any, free: Callable[[], int]) -> dict[str, Any]:
+    """Restores the cache, or makes and saves it, then times one token after another."""
 
     def feed(tokens: list[int]) -> None:
-        buffer = (api.llama_token * len(tokens))(*tokens)
-        for i in range(0, len(tokens), 2048):
+        buffer, most = (api.llama_token * len(tokens))(*tokens), job["context"]["n_batch"]
+        for i in range(0, len(tokens), most):
             part = ctypes.cast(ctypes.byref(buffer, 4 * i), ctypes.POINTER(api.llama_token))
-            if api.llama_decode(context, api.llama_batch_get_one(part, min(2048, len(tokens) - i))) != 0:
+            if api.llama_decode(context, api.llama_batch_get_one(part, min(most, len(tokens) - i))) != 0:
                 raise RuntimeError("llama_decode failed")
         api.llama_synchronize(context)
 
-    state, depth = Path(job["state"]), job["depth"]
+    state, facts = Path(job["state"]), {}
     if state.exists():
-        size = state.stat().st_size
-        data = (ctypes.c_uint8 * size)()
-        with state.open("rb", buffering=0) as file:
-            view = memoryview(data).cast("B")
-            done = 0
-            while done < size:
-                done += file.readinto(view[done : done + (1 << 30)]) or 0
-        if api.llama_state_set_data(context, data, size) == 0:
-            print(json.dumps({"failed": "the cache was refused"}))
-            return
+        with state.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
+            data = (ctypes.c_uint8 * len(view)).from_buffer(view)
+            taken = api.llama_state_set_data(context, data, len(view))
+            del data
+        if not taken:
+            raise RuntimeError("the cache was refused")
     else:
-        feed([(7919 * i) % (job["vocab"] - 2) + 1 for i in range(depth)])
+        start = time.perf_counter()
+        feed([(7919 * i) % (job["vocab"] - 2) + 1 for i in range(job["depth"])])
+        facts["prompt_tps"] = round(job["depth"] / (time.perf_counter() - start), 1)
         size = api.llama_state_get_size(context)
         data = (ctypes.c_uint8 * size)()
         written = api.llama_state_get_data(context, data, size)
         state.write_bytes(memoryview(data)[:written])
-    for token in (17, 18):
-        feed([token])
-    times = []
-    for i in range(STEPS):
+    times: list[float] = []
+    begin = time.perf_counter()
+    for i in range(WARM + MOST):
         start = time.perf_counter()
         feed([100 + i])
-        times.append(time.perf_counter() - start)
-    times.sort()
-    print(json.dumps({"decode_tps": round(1 / times[len(times) // 2], 2), "device_bytes": before - free()}))
+        warm = i >= WARM or start - begin > SECONDS
+        times += [time.perf_counter() - start] if warm else []
+        if len(times) >= FEWEST and sum(times) > SECONDS:
+            break
+    median = statistics.median(times)
+    facts |= {"decode_tps": round(1 / median, 2), "ms": round(median * 1e3, 3), "steps": len(times),
+              "device_bytes": job["before"] - free()}  # fmt: skip
+    return facts | ({"device_bytes_counted": job["counted"]} if "counted" in job else {})
 
 
 def _free_bytes(base: ctypes.CDLL, ggml: ctypes.CDLL) -> Callable[[], int]:
@@ -205,12 +170,14 @@ def _overrides(base: ctypes.CDLL, ggml: ctypes.CDLL, pairs: list[list[str]]) -> 
 class Bench:
     """Everything that one run needs to know."""
 
-    def __init__(self, work: Path, threads: int) -> None:
-        self.work, self.threads = work, threads
+    def __init__(self, work: Path, threads: int, rpc: tuple[str, ...], seconds: float) -> None:
+        self.work, self.threads, self.rpc, self.seconds = work, threads, rpc, seconds
         self.ours, self.stock = work / "build" / "bin", work / "stock" / "build" / "bin"
-        self.log = work / "plan_gpu.jsonl"
+        self.log = Path(os.environ.get("OUT", work)) / "plan_gpu.jsonl"
+        self.known: dict[str, dict[str, Any]] = {}
         os.environ["HGGUF_ENGINE"] = os.environ["LLAMA_CPP_LIB_PATH"] = str(self.ours)
         os.environ.setdefault("HGGUF_CACHE", str(work))
+        os.environ.setdefault("HGGUF_MEMORY_CHECK", "off")  # a rented machine's memory may grow with its use
 
     def say(self, **row: Any) -> None:
         line = json.dumps(row)
@@ -231,79 +198,133 @@ class Bench:
     def profile(self) -> None:
         from hybridgen_gguf import profile, profiling
 
-        found = profiling.measure(machine())
+        found = profiling.measure(self.machine(), seconds=self.seconds)
         profile.save(found)
         self.say(what="profile", **profile.as_json(found))
 
-    def stage(self, name: str) -> None:
+    def stage(self, name: str, contexts: str = "", budgets: str = "") -> None:
+        start = time.perf_counter()
         path = self.model(name)
-        for n_ctx in CONTEXTS:
-            everything = {"ngl": 999, "overrides": [], "kv_offload": True}
-            full = self.measure(path, name, n_ctx, everything, self.ours)
+        some = tuple(map(int, contexts.split(","))) if contexts else CONTEXTS.get(name, (4096, 32768))
+        for n_ctx in some:
+            full = self.measure(path, n_ctx, self.place(n_ctx, 999), self.ours)
             self.say(what="all on the device", model=name, n_ctx=n_ctx, **full)
-            for budget in BUDGETS[name]:
-                ours = self.planned(path, n_ctx, budget * GIB)
-                fit = self.fitted(path, n_ctx, budget * GIB)
-                row: dict[str, Any] = {"what": "pair", "model": name, "n_ctx": n_ctx, "budget_gib": budget}
-                for side, place, engine in (("plan", ours, self.ours), ("fit", fit, self.stock),
-                                            ("fit on our engine", fit, self.ours)):  # fmt: skip
-                    row[side] = place | (self.measure(path, name, n_ctx, place, engine) if "ngl" in place else {})
-                self.say(**row)
+            for budget in map(float, budgets.split(",")) if budgets else BUDGETS[name]:
+                plan, fit = self.planned(path, n_ctx, budget), self.fitted(path, n_ctx, budget)
+                sides: dict[str, list[Any]] = {"plan": [], "fit": []}
+                for repeat in range(REPEATS):
+                    for side, place, engine in (("plan", plan, self.ours), ("fit", fit, self.stock)):
+                        if "model" in place:
+                            sides[side].append(self.measure(path, n_ctx, place, engine, repeat))
+                    found = [measured[0].get("decode_tps") if measured else None for measured in sides.values()]
+                    if not all(found) or not NEAR[0] < found[0] / found[1] < NEAR[1]:
+                        break
+                self.say(what="pair", model=name, n_ctx=n_ctx, budget_gib=budget, plan=plan | middle(sides["plan"]),
+                         fit=fit | middle(sides["fit"]))  # fmt: skip
             (self.work / f"{name}-{n_ctx}.state").unlink(missing_ok=True)
+        self.say(what="stage", name=name, s=round(time.perf_counter() - start))
 
-    def planned(self, path: Path, n_ctx: int, budget: int) -> dict[str, Any]:
-        from hybridgen_gguf.plan import Limits, make_plan
-        from hybridgen_gguf.profile import with_known_rates
-        from hybridgen_gguf.shape import read_shape
+    def parts(self, name: str, n_ctx: int = 4096) -> None:
+        """What each kind of part costs on the host: whole layers, FFNs or experts, the output, KV; mapped and read."""
+        path, n = self.model(name), SHAPES[name][0]
+        heavy = "ffn_(down|gate|up)(_exps)?\\.weight"
+        some = [[f"blk\\.({'|'.join(map(str, range(n // 4)))})\\.{heavy}", "CPU"]]
+        half = [[f"blk\\.({'|'.join(map(str, range(n // 2)))})\\.{heavy}", "CPU"]]
+        variants: dict[str, dict[str, Any]] = {
+            "everything on the device": {},
+            "a quarter of the layers": {"ngl": n + 1 - n // 4},
+            "a quarter of the layers, read": {"ngl": n + 1 - n // 4, "use_mmap": False},
+            "a quarter of the heavy parts": {"overrides": some},
+            "a quarter of the heavy parts, read": {"overrides": some, "use_mmap": False},
+            "half of the heavy parts": {"overrides": half},
+            "the output": {"overrides": [["^output\\.weight", "CPU"]]},
+            "all KV but 256 cells": {"tier_cells": 256},
+            "half of the KV": {"tier_cells": n_ctx // 2},
+        }
+        for what, changes in variants.items():
+            place = self.place(n_ctx, changes.pop("ngl", n + 1), **changes)
+            row = {"ours": self.measure(path, n_ctx, place, self.ours)}
+            if "tier_cells" not in changes and "use_mmap" not in changes:
+                row["stock"] = self.measure(path, n_ctx, place, self.stock)
+            self.say(what="parts", model=name, n_ctx=n_ctx, part=what, **row)
 
-        hardware, why = with_known_rates(machine())
-        shape = read_shape(path)
-        limits = Limits(n_ctx=n_ctx, vram=budget, goal="decode", depth=n_ctx - 256, threads=self.threads)
+    def place(self, n_ctx: int, ngl: int, **placement: Any) -> dict[str, Any]:
+        """The settings for a placement with llama.cpp's default batches."""
+        from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings, Placement
+
+        place = Placement(**placement)
+        context = ContextSettings(n_ctx, flash_attention="on", threads=self.threads, threads_batch=self.threads,
+                                  placement=place)  # fmt: skip
+        return {"model": asdict(ModelSettings(ngl, place)), "context": asdict(context)}
+
+    def planned(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
+        from hybridgen_gguf.loader import prepare, settings_of
+        from hybridgen_gguf.plan import Limits
+
+        start = time.perf_counter()
+        limits = Limits(n_ctx=n_ctx, vram=int(budget * GIB), goal="decode", depth=n_ctx - 256, threads=self.threads,
+                        flash_attention="on")  # fmt: skip
         try:
-            with _oracle(path, hardware, shape) as bytes_of:
-                plan = make_plan(hardware, shape, limits, bytes_of)
+            plan = prepare(path, limits, rpc=self.rpc).plan
         except Exception as error:
-            return {"failed": str(error)}
+            return {"failed": f"{type(error).__name__}: {error}"}
+        model, context = settings_of(plan)
         predicted = plan.predicted.decode_tps if plan.predicted else None
-        return {"ngl": plan.n_gpu_layers, "overrides": [list(pair) for pair in plan.placement.overrides],
-                "kv_offload": plan.placement.kv_offload, "predicted_tps": predicted, "note": why,
-                "foretold_bytes": plan.bytes_device}  # fmt: skip
+        return {"model": asdict(model), "context": asdict(context), "predicted_tps": predicted,
+                "foretold_bytes": plan.bytes_device, "planning_s": round(time.perf_counter() - start, 2),
+                "text": " ".join(plan.as_arguments()), "why": [asdict(reason) for reason in plan.reasons]}  # fmt: skip
 
-    def fitted(self, path: Path, n_ctx: int, budget: int) -> dict[str, Any]:
+    def fitted(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
         """What stock's llama-fit-params chooses when it has to leave all but the budget free."""
-
-        device = machine().devices[0]
-        margin = (device.memory_free - budget) >> 20
+        device = self.machine().devices[0]
+        margin = (device.memory_free - int(budget * GIB)) >> 20
         command = [str(self.stock / "llama-fit-params"), "-m", str(path), "-c", str(n_ctx), "-fa", "on",
                    "-fitt", str(margin)]  # fmt: skip
         environment = os.environ | {"LD_LIBRARY_PATH": str(self.stock)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        except OSError as error:
+            return {"failed": str(error)}
         lines = [line for line in done.stdout.splitlines() if "-ngl" in line]
         if done.returncode or not lines:
             return {"failed": (done.stderr or done.stdout)[-300:]}
-        words = shlex.split(lines[-1])
-        place: dict[str, Any] = {"ngl": 0, "overrides": [], "kv_offload": True, "text": lines[-1]}
-        for flag, value in itertools.pairwise(words):
+        ngl, overrides = 0, []
+        for flag, value in itertools.pairwise(shlex.split(lines[-1])):
             if flag == "-ngl":
-                place["ngl"] = int(value)
+                ngl = int(value)
             elif flag == "-ot":
-                place["overrides"] = [list(part.rpartition("=")[::2]) for part in value.split(",")]
-        return place
+                overrides = [list(part.rpartition("=")[::2]) for part in value.split(",")]
+        return self.place(n_ctx, ngl, overrides=overrides) | {"text": lines[-1]}
 
-    def measure(self, path: Path, name: str, n_ctx: int, place: dict[str, Any], engine: Path) -> dict[str, Any]:
-        job = {"model": str(path), "n_ctx": n_ctx, "depth": n_ctx - 256, "threads": self.threads,
-               "vocab": SHAPES[name][5], "state": str(self.work / f"{name}-{n_ctx}.state"),
-               **{key: place[key] for key in ("ngl", "overrides", "kv_offload")}}  # fmt: skip
+    def measure(self, path: Path, n_ctx: int, place: dict[str, Any], engine: Path, repeat: int = 0) -> dict[str, Any]:
+        """One process; the same settings are measured once for each repeat."""
+        key = json.dumps([str(path), place["model"], place["context"], str(engine), repeat])
+        if key not in self.known:
+            self.known[key] = self._measured(path, n_ctx, place, engine)
+        return self.known[key]
+
+    def _measured(self, path: Path, n_ctx: int, place: dict[str, Any], engine: Path) -> dict[str, Any]:
+        name = path.stem
+        job = {"path": str(path), "depth": n_ctx - 256, "vocab": SHAPES[name][5], "ours": engine == self.ours,
+               "state": str(self.work / f"{name}-{n_ctx}.state"), "rpc": self.rpc,
+               "model": place["model"], "context": place["context"]}  # fmt: skip
         environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(engine), "LD_LIBRARY_PATH": str(engine)}
         command = [sys.executable, __file__, str(self.work), "--worker", json.dumps(job)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            return {"failed": "more than 120 s"}
-        if done.returncode:
-            return {"failed": done.stderr[-300:]}
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            found = {"failed": f"exit code {done.returncode}: {done.stderr[-300:]}"}
         return found
+
+    def machine(self) -> Any:
+        """This machine with the devices that our engine sees; needs none of the packages for the command line."""
+        from hybridgen_gguf.engine.child import Child
+        from hybridgen_gguf.loader import with_engine_devices
+        from hybridgen_gguf.probe import read_hardware
+
+        with Child(self.rpc) as child:
+            return with_engine_devices(read_hardware(), child)
 
     def report(self) -> None:
         rows = [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
@@ -311,39 +332,22 @@ class Bench:
         ratios = []
         for row in pairs:
             ours, stock = (row[side].get("decode_tps") for side in ("plan", "fit"))
-            if ours and stock:
-                ratios.append(ours / stock)
-            print(row["model"], row["n_ctx"], f"{row['budget_gib']} GiB", "plan", ours, "fit", stock,
-                  "predicted", row["plan"].get("predicted_tps"))  # fmt: skip
+            ratio = round(ours / stock, 3) if ours and stock else None
+            ratios += [ratio] if ratio else []
+            print(row["model"], row["n_ctx"], f"{row['budget_gib']} GiB", "plan", ours, "fit", stock, "ratio", ratio,
+                  "predicted", row["plan"].get("predicted_tps"), row["plan"].get("failed", ""))  # fmt: skip
         if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            mean = math.exp(statistics.mean(map(math.log, ratios)))
             self.say(what="summary", pairs=len(pairs), compared=len(ratios), geometric_mean=round(mean, 3),
-                     least=round(min(ratios), 3), failed=len(pairs) - len(ratios))  # fmt: skip
+                     least=min(ratios), failed=len(pairs) - len(ratios))  # fmt: skip
 
 
-def machine() -> Any:
-    """This machine with the devices that our engine sees; needs none of the packages for the command line."""
-    from hybridgen_gguf.engine.child import Child
-    from hybridgen_gguf.loader import with_engine_devices
-    from hybridgen_gguf.probe import read_hardware
-
-    with Child() as child:
-        return with_engine_devices(read_hardware(), child)
-
-
-def _oracle(path: Path, hardware: Any, shape: Any) -> Any:
-    """Exact bytes from the engine in a child, for as long as one plan is made."""
-    from contextlib import contextmanager
-
-    from hybridgen_gguf.engine.child import Child
-    from hybridgen_gguf.loader import _oracle as loader_oracle
-
-    @contextmanager
-    def opened() -> Any:
-        with Child() as child:
-            yield loader_oracle(child, shape, hardware)
-
-    return opened()
+def middle(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of several measurements, with all of their speeds."""
+    if not measured or "decode_tps" not in measured[0]:
+        return measured[0] if measured else {}
+    found = sorted((one for one in measured if "decode_tps" in one), key=lambda one: one["decode_tps"])
+    return found[len(found) // 2] | {"all_tps": [one.get("decode_tps") for one in measured]}
 
 
 def main() -> None:
@@ -351,19 +355,24 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("stages", nargs="*", default=["profile", "dense8", "experts30", "dense32", "report"])
     parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--profile-seconds", type=float, default=17.0)
+    parser.add_argument("--rpc", action="append", default=[], help="a server to use as the device, to try the script")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
         worker(json.loads(asked.worker))
         return
-    bench = Bench(asked.work, asked.threads)
+    bench = Bench(asked.work, asked.threads, tuple(asked.rpc), asked.profile_seconds)
     for stage in asked.stages:
         if stage == "profile":
             bench.profile()
         elif stage == "report":
             bench.report()
+        elif stage.startswith("parts"):
+            for name in stage.split(":")[1:] or ["dense8", "experts30"]:
+                bench.parts(name, CONTEXTS.get(name, (4096,))[0])
         else:
-            bench.stage(stage)
+            bench.stage(*stage.split(":"))
 
 
 if __name__ == "__main__":

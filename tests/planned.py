@@ -98,7 +98,7 @@ def gpu(name: str, memory: float, gbps: float, tflops: float) -> Device:
 
 
 def machine(
-    cores: int, gbps: float, memory: float, *devices: Device, link: float = 12.0, split: float = 2e-4
+    cores: int, gbps: float, memory: float, *devices: Device, link: float = 12.0, split: float = 8e-5
 ) -> Hardware:
     """A CPU of `cores` cores that read `gbps` together, with `memory` GiB free. `link`: GB/s; `split`: seconds."""
     kernels, read = [], []

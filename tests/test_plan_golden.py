@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 MACHINES = {
     "laptop_8gb": machine(8, 45, 28, gpu("GPU0", 7.2, 250, 20), link=12),
     "desktop_12gb": machine(8, 60, 28, gpu("GPU0", 11.2, 430, 40), link=24),
-    "desktop_24gb": machine(16, 75, 60, gpu("GPU0", 23, 900, 100), link=24, split=1e-4),
+    "desktop_24gb": machine(16, 75, 60, gpu("GPU0", 23, 900, 100), link=24, split=4e-5),
     "two_unequal_cards": machine(8, 60, 28, gpu("GPU0", 11.2, 430, 40), gpu("GPU1", 5.6, 180, 12), link=12),
     "cpu_only": machine(8, 45, 14),
 }

@@ -71,8 +71,8 @@ class Child(Closing):
             raise self._crashed(request["path"])
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            kinds = {kind.exit_code: kind for kind in (UsageError, DoesNotFit)}
-            raise kinds.get(answer.get("exit_code"), EngineError)(answer["error"], answer.get("hint", ""))
+            kinds: dict[int, type[HgError]] = {kind.exit_code: kind for kind in (UsageError, DoesNotFit)}
+            raise kinds.get(answer.get("exit_code", 1), EngineError)(answer["error"], answer.get("hint", ""))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -153,14 +153,18 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         with Model(path, ModelSettings(), no_alloc=True) as model:
             model.walk_vocabulary()
             return {}
-    with (
-        Model(path, ModelSettings(**_with_placement(request["model"])), no_alloc=True) as model,
-        Context(model, ContextSettings(**_with_placement(request["context"]))) as context,
-    ):
+    model_settings, context_settings = settings_from(request)
+    with Model(path, model_settings, no_alloc=True) as model, Context(model, context_settings) as context:
         if path not in _walked:
             model.walk_vocabulary()
             _walked.add(path)
         return {"buffers": [asdict(entry) for entry in context.memory_use()]}
+
+
+def settings_from(request: dict[str, Any]) -> tuple[ModelSettings, ContextSettings]:
+    """The settings of a request that came as JSON."""
+    model, context = (_with_placement(request[name]) for name in ("model", "context"))
+    return ModelSettings(**model), ContextSettings(**context)
 
 
 def _with_placement(settings: dict[str, Any]) -> dict[str, Any]:

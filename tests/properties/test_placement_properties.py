@@ -46,10 +46,9 @@ def everything(problem: Problem) -> float:
             on_device = [i for i, place in enumerate(places_of(problem, counts)) if place != CPU]
             for size in range(len(on_device) + 1):
                 for heavy in itertools.combinations(on_device, size):
-                    for kv_offload in (True, False):
-                        placement = Assignment(counts, frozenset(heavy), kv_offload)
-                        if fits(problem, placement):
-                            best = min(best, seconds_of(problem, placement))
+                    placement = Assignment(counts, frozenset(heavy))
+                    if fits(problem, placement):
+                        best = min(best, seconds_of(problem, placement))
     return best
 
 
