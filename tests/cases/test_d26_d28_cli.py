@@ -8,15 +8,12 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import tinygguf
 from command_line import COMMAND, QUIET, call, refused, spawn
-
-import hybridgen_gguf.__main__
 
 Capture = pytest.CaptureFixture[str]
 CONTENT = "{{ messages[0]['content'] }}"
@@ -272,15 +269,16 @@ def test_ctrl_c_while_loading(smollm2: Path) -> None:
         assert code == 130 and "Traceback" not in text and "Exception ignored" not in text
 
 
-def test_ctrl_c_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupting:
-        def __getattr__(self, _name: str) -> object:
-            raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "hybridgen_gguf.cli", Interrupting())
-    with pytest.raises(SystemExit) as stopped:
-        hybridgen_gguf.__main__.main()
-    assert stopped.value.code == 130
+def test_ctrl_c_while_modules_load(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import sys, time; sys.stdout.write('.'); sys.stdout.flush(); time.sleep(60)")
+    process = subprocess.Popen(
+        [*COMMAND, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, **QUIET, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.read(1) == b"."
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (-signal.SIGINT, b"")  # to a shell: 130
 
 
 def test_ctrl_c_in_json_leaves_one_document(smollm2: Path) -> None:
