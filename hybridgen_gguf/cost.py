@@ -184,7 +184,8 @@ class CostModel:
             return whole + self._upload_rows(place, layer.kv, host, pinned=True) / batch
         there = self.rates.attention(place, layer.kv, self.use, max(cells - host, 1), threads, reading=False)
         here = self.rates.attention(CPU, layer.kv, self.use.host, host, threads, reading=False)
-        return max(there, here) + self.rates.tier_split(place)
+        copied = whole + self._upload_rows(place, layer.kv, host, pinned=True)
+        return min(max(there, here) + self.rates.tier_split(place), copied)
 
     def _host_cells(self, place: str, kv: LayerShape, seen: float, *, reading: bool) -> float:
         """Of the cells that a token looks at, those in host memory; for a prompt the mean over its tokens."""

@@ -13,6 +13,7 @@ from .errors import DoesNotFit, EngineError
 from .placement import Assignment, seconds_of
 from .plan_given import Given, device_budgets, largest
 from .plan_parts import Plan
+from .plan_rest import with_rest_filled
 from .plan_search import Fast, excess, fastest, one_memory, two_tiers
 from .plan_tiers import described, device_kv, may_choose
 from .units import format_size
@@ -44,7 +45,7 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
         why = larger if chosen.plan.n_ubatch > plan.n_ubatch else smaller
         given.notes.instead("n_ubatch", chosen.plan.n_ubatch, why)
     _explain_placement(given, chosen, budgets)
-    return _without_scratch(given, chosen.plan, budgets)
+    return _without_scratch(given, with_rest_filled(given, chosen, budgets), budgets)
 
 
 def _batches(given: Given, plan: Plan, budgets: Mapping[str, int]) -> list[Plan]:

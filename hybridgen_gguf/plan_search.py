@@ -152,12 +152,18 @@ def _with(given: Given, found: Fast) -> Plan:
     return replace(plan, n_gpu_layers=placed.layers, placement=placement)
 
 
-def patterns_of(work: ModelWork, layers: frozenset[int]) -> tuple[tuple[str, str], ...]:
-    """Patterns that keep the heavy tensors of these layers on the CPU, one for each set of tensor names."""
+def patterns_of(
+    work: ModelWork, layers: frozenset[int], parted: Mapping[int, tuple[str, ...]] | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Patterns that keep the heavy tensors of these layers on the CPU, one for each set of tensor names.
+
+    `parted`: layers of which only these tensors stay there.
+    """
+    parted = parted or {}
     by_names: dict[tuple[str, ...], list[int]] = {}
     output = len(work.layers) - 1
     for layer in sorted(layers - {output}):
-        by_names.setdefault(work.layers[layer].heavy_names, []).append(layer)
+        by_names.setdefault(parted.get(layer, work.layers[layer].heavy_names), []).append(layer)
     patterns = [rf"blk\.({'|'.join(map(str, numbers))})\.({'|'.join(names)})" for names, numbers in by_names.items()]
     patterns += [rf"^({'|'.join(work.layers[output].heavy_names)})" for _ in layers & {output}]
     return tuple((pattern.replace(".weight", r"\.weight"), CPU) for pattern in patterns)

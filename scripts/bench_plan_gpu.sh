@@ -21,10 +21,10 @@ case $verb in
     ls -l "$root/.gpu"
     ;;
   unpack)
-    mkdir -p "$work/build" "$work/stock/build" "$work/site"
+    mkdir -p "$work/build" "$work/stock" "$work/site"
     [ ! -e "$root/.gpu/engine.tgz" ] || tar -C "$work" -xzf "$root/.gpu/engine.tgz"
     [ ! -e "$root/.gpu/libs.txz" ] || tar -C "$work/build" -xJf "$root/.gpu/libs.txz"
-    [ ! -e "$root/.gpu/stock.txz" ] || tar -C "$work/stock/build" -xJf "$root/.gpu/stock.txz"
+    [ ! -e "$root/.gpu/stock.txz" ] || tar -C "$work/stock" -xJf "$root/.gpu/stock.txz"
     [ ! -e "$root/.gpu/whl" ] || python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$root"/.gpu/whl/*.whl
     ;;
   build)
