@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +20,15 @@ from .engine.child import Child
 from .engine.device_sample import DeviceSample
 from .engine.handles import Context, Model, start
 from .engine.settings import BufferBytes, ContextSettings, ModelSettings
-from .errors import BadFile, EngineError, UsageError
+from .errors import BadFile, DoesNotFit, EngineError, UsageError
 from .hardware import Device, Hardware
 from .plan import Limits, MemoryUse, Plan, Reason, make_plan
+from .plan_given import BytesOf, device_budgets
+from .plan_search import excess
 from .probe import read_hardware
 from .profile import with_known_rates
 from .shape import ModelShape, read_shape
-from .tuned import with_tuned
+from .tuned import unplaced, with_tuned
 from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
@@ -54,16 +56,29 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
     with Child(rpc) as child:
         hardware, _ = with_known_rates(with_engine_devices(read_hardware(), child))
-        limits, tuned = with_tuned(limits, hardware, shape) if use_tuned else (limits, "")
+        bytes_of = oracle(child, shape, hardware)
         try:
-            plan = make_plan(hardware, shape, limits, _oracle(child, shape, hardware))
+            plan = _tuned_plan(hardware, shape, limits, bytes_of) if use_tuned else None
+            plan = plan or make_plan(hardware, shape, limits, bytes_of)
         except EngineError:
             for problem in vocabulary_problems(shape.file):  # our words, where we know what the engine stumbled over
                 raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
             raise
-    if tuned:
-        plan = replace(plan, reasons=(*plan.reasons, Reason("tune", "used", f"{tuned}; --no-tuned ignores it")))
     return Prepared(path, hardware, shape, plan, tuple(rpc))
+
+
+def _tuned_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: BytesOf) -> Plan | None:
+    """The plan with what `hgguf tune` found, or None. Less memory may be free now than was then: a placement that does
+    not fit any more is planned anew."""
+    tuned, when = with_tuned(limits, hardware, shape)
+    if not when:
+        return None
+    plan, budgets = None, device_budgets(hardware, limits)
+    with suppress(DoesNotFit):
+        plan = make_plan(hardware, shape, tuned, bytes_of)
+    if plan is None or excess(plan.memory, budgets):
+        plan = make_plan(hardware, shape, unplaced(tuned, limits), bytes_of)
+    return replace(plan, reasons=(*plan.reasons, Reason("tune", "used", f"{when}; --no-tuned ignores it")))
 
 
 def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
@@ -81,7 +96,7 @@ def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
     return replace(hardware, devices=devices)
 
 
-def _oracle(child: Child, shape: ModelShape, hardware: Hardware) -> Callable[[Plan], tuple[MemoryUse, ...]]:
+def oracle(child: Child, shape: ModelShape, hardware: Hardware) -> BytesOf:
     """Exact bytes for a candidate plan, each asked for once."""
     known: dict[tuple[ModelSettings, ContextSettings], tuple[MemoryUse, ...]] = {}
     machine = hardware.memory.total + sum(device.memory_total for device in hardware.devices)
@@ -161,6 +176,8 @@ class Vocabulary:
 
     @cached_property
     def _control_tokens(self) -> dict[str, int]:
+        if not self._model.has_vocabulary:
+            return {}
         # The header's types narrow the vocabulary down to a few; only the engine knows what it made of those.
         types: Any = self._shape.file.metadata.get("tokenizer.ggml.token_type")
         kinds = types.load() if types is not None else [0] * self._model.n_vocab
@@ -211,15 +228,20 @@ def open_model(prepared: Prepared, progress: Callable[[float], bool] | None = No
     start = time.perf_counter()
     model_settings, context_settings = settings_of(prepared.plan)
     with ExitStack() as undo:
-        for endpoint in prepared.rpc:
-            _add_rpc_once(endpoint)
-        model = undo.enter_context(Model(prepared.shape.file.path, model_settings, progress=progress))
+        model = undo.enter_context(open_weights(prepared, model_settings, progress))
         if not model.has_decoder:
             raise UsageError(f"{prepared.path} only makes embeddings, it writes no text", "give a language model")
         context = undo.enter_context(Context(model, context_settings))
         opened = OpenModel(prepared, model, context, time.perf_counter() - start)
         undo.pop_all()
     return opened
+
+
+def open_weights(prepared: Prepared, settings: ModelSettings, progress: Callable[[float], bool] | None = None) -> Model:
+    """The model alone, placed as `settings` say."""
+    for endpoint in prepared.rpc:
+        _add_rpc_once(endpoint)
+    return Model(prepared.shape.file.path, settings, progress=progress)
 
 
 _added: set[str] = set()

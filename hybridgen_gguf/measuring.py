@@ -10,8 +10,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,15 @@ from .hardware import Hardware
 from .options import PlaceFlags
 
 if TYPE_CHECKING:
+    from .cost import Predicted
     from .loader import Prepared
+    from .plan import Limits, MemoryUse, Plan
     from .profile import Profile
+    from .shape import ModelShape
     from .tune import Search, Trial
+    from .tuned import Setting
+
+_LAST_SECONDS = 2.0  # of a search's time: what was found is put into words and remembered
 
 
 @contextlib.contextmanager
@@ -146,13 +152,14 @@ def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_
     path, _ = find_shown(model)
     limits = limits_of(place)
     prepared = prepare(path, limits, rpc=endpoints_of(place.rpc))
-    result, depth = _searched(prepared, place, seconds - 2, quality)
-    best = result.best
+    left = seconds - _LAST_SECONDS - (time.monotonic() - start)
+    found = _searched(prepared, limits, left, quality)
+    result, best = found.search, found.search.best
     decode_tps, prompt_tps = (round(1 / best.median(name), 2) for name in ("decode_s", "prompt_s"))
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = Tuned(best.setting, decode_tps, prompt_tps, result.goal, depth, when)
+    entry = Tuned(best.setting, decode_tps, prompt_tps, result.goal, found.depth, when)
     kept = remember(key_of(prepared.hardware, prepared.shape, limits), entry)
-    report = _report(prepared, result, depth, time.monotonic() - start) | {"file": str(kept)}
+    report = _report(found, time.monotonic() - start) | {"file": str(kept)}
     if max((sample.busy for trial in result.trials for sample in trial.samples), default=0.0) > 0.5:
         show.warning("other processes were busy while this was measured: run it again when all is quiet")
     if as_json:
@@ -162,50 +169,96 @@ def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_
     return 0
 
 
-def _searched(prepared: Prepared, place: PlaceFlags, seconds: float, quality: float) -> tuple[Search, int]:
-    from .loader import open_model, settings_of
-    from .tune import axes_of, search, start_of
-    from .tune_meter import EngineMeter
+@dataclass(frozen=True)
+class _Searched:
+    """`plan`: what was found, with its bytes; `predicted`: tokens/s foretold for a setting, None without a profile."""
 
-    limits = limits_of(place)
-    heads = {size for layer in prepared.shape.layers if layer.n_head_kv for size in (layer.head_k, layer.head_v)}
-    types = ("f16", "q8_0") if all(size % 32 == 0 for size in heads) else ("f16",)
-    cpu = prepared.hardware.cpu
-    small = replace(prepared, plan=replace(prepared.plan, n_ctx=min(prepared.plan.n_ctx, 256)))
-    with open_model(small) as opened, _status("tuning") as say:
-        meter = EngineMeter(opened.model, settings_of(prepared.plan)[1], seconds)
-        try:
-            axes = axes_of(limits, max(cpu.usable_threads, len(cpu.affinity) or cpu.logical), types)
-            found = search(
-                meter, start_of(prepared.plan), axes, limits.goal, limits.depth or 512, quality=quality, say=say
-            )
-            return found, meter.depth
-        finally:
-            meter.close()
+    search: Search
+    plan: Plan
+    depth: int
+    predicted: Callable[[Setting], Predicted | None]
 
 
-def _report(prepared: Prepared, result: Search, depth: int, seconds: float) -> dict[str, Any]:
+def _searched(prepared: Prepared, limits: Limits, seconds: float, quality: float) -> _Searched:
     from .cost import work_of
     from .plan import predict
-    from .profile import load, with_profile
+    from .plan_given import device_budgets, host_budget
+    from .profile import with_known_rates
     from .rates import Rates
+    from .tune import ANSWER_TOKENS, axes_of, search, start_of
+    from .tune_meter import EngineMeter
+    from .tune_places import Places, applied, may_vary
+    from .tuned import Place
 
-    hardware, _ = with_profile(prepared.hardware, load())
-    plan, best = prepared.plan, result.best.setting
-    kv = replace(plan.kv, type_k=best.type_k, type_v=best.type_v)
-    chosen = replace(plan, threads=best.threads, threads_batch=best.threads_batch, n_batch=best.n_batch,
-                     n_ubatch=best.n_ubatch, flash_attention=best.flash_attention, kv=kv)  # fmt: skip
-    predicted = predict(Rates(hardware), work_of(prepared.shape), chosen, depth)
+    shape, plan, hardware = prepared.shape, prepared.plan, prepared.hardware
+    work, rates = work_of(shape), Rates(with_known_rates(hardware)[0])
+    budgets = {**device_budgets(hardware, limits), "CPU": host_budget(hardware, limits)}
+    start, cpu, goal_depth = start_of(plan), hardware.cpu, limits.depth or 512
+    if len(budgets) > 1 and may_vary(limits, plan):
+        start = replace(start, place=Place(plan.n_gpu_layers, plan.placement))
+    with _status("tuning") as say:
+        say("reading weights")
+        meter = EngineMeter(prepared, seconds, min(goal_depth, max(plan.n_ctx - ANSWER_TOKENS, 64)))
+        try:
+            asked = _Asked(prepared, meter.close)
+            places = Places(plan, work, budgets, asked)
+            around = None if start.place is None else places.around
+            fitting = places.fitting if len(budgets) > 1 else list
+            most = max(cpu.usable_threads, len(cpu.affinity) or cpu.logical)
+            axes = axes_of(limits, most, _cache_types(shape), around, fitting)
+            found = search(meter, start, axes, limits.goal, goal_depth, quality=quality, say=say)
+        finally:
+            meter.close()
+        chosen = applied(plan, found.best.setting)
+        chosen = replace(chosen, memory=asked([chosen])[0])
+    depth = meter.depth
+    return _Searched(found, chosen, depth, lambda s: predict(rates, work, applied(plan, s), depth))
+
+
+class _Asked:
+    """What plans take, by the engine's allocator in a child process. `release` closes what is open here: the child
+    needs memory of the device too."""
+
+    def __init__(self, prepared: Prepared, release: Callable[[], None]) -> None:
+        self._prepared, self._release = prepared, release
+        self._known: dict[object, tuple[MemoryUse, ...]] = {}
+
+    def __call__(self, plans: Sequence[Plan]) -> list[tuple[MemoryUse, ...]]:
+        from .engine.child import Child
+        from .loader import oracle, settings_of
+
+        keys = [settings_of(plan) for plan in plans]
+        if any(key not in self._known for key in keys):
+            self._release()
+            with Child(self._prepared.rpc) as child:
+                ask = oracle(child, self._prepared.shape, self._prepared.hardware)
+                for key, plan in zip(keys, plans, strict=True):
+                    self._known[key] = self._known.get(key) or ask(plan)
+        return [self._known[key] for key in keys]
+
+
+def _cache_types(shape: ModelShape) -> tuple[str, ...]:
+    heads = {size for layer in shape.layers if layer.n_head_kv for size in (layer.head_k, layer.head_v)}
+    return ("f16", "q8_0") if all(size % 32 == 0 for size in heads) else ("f16",)
+
+
+def _report(found: _Searched, seconds: float) -> dict[str, Any]:
+    result = found.search
     return {
-        "plan": replace(chosen, predicted=predicted).as_json(),
-        "trials": [trial.as_json() for trial in result.trials],
+        "plan": replace(found.plan, predicted=found.predicted(result.best.setting)).as_json(),
+        "trials": [trial.as_json() | _foretold(found.predicted(trial.setting)) for trial in result.trials],
         "best": _speeds(result.best),
         "baseline": _speeds(result.start),
-        "depth": depth,
+        "depth": found.depth,
         "goal": result.goal,
         "stopped": result.stopped,
         "seconds": round(seconds, 1),
     }
+
+
+def _foretold(predicted: Predicted | None) -> dict[str, float | None]:
+    tps = (None, None) if predicted is None else (predicted.decode_tps, predicted.prompt_tps)
+    return {"decode_predicted": tps[0], "prompt_predicted": tps[1]}
 
 
 def _speeds(trial: Trial) -> dict[str, float]:
@@ -215,10 +268,13 @@ def _speeds(trial: Trial) -> dict[str, float]:
 
 
 def _print_tuned(report: dict[str, Any]) -> None:
-    names = ("threads", "threads_batch", "n_ubatch", "flash_attention", "type_k", "decode_tps", "prompt_tps", "note")
+    names = ("threads", "threads_batch", "n_ubatch", "flash_attention", "type_k", "decode_tps", "decode_predicted",
+             "prompt_tps", "prompt_predicted", "note")  # fmt: skip
     rows = [["-" if trial[name] is None else trial[name] for name in names] for trial in report["trials"]]
-    show.table("", ("threads", "to read", "batch", "flash", "cache", "written/s", "read/s", ""), rows,
-               right=(0, 1, 2, 5, 6))  # fmt: skip
+    for row, trial in zip(rows, report["trials"], strict=True):
+        row[-1] = f"{trial['note']}: {trial['place']}" if trial["note"].startswith("placement") else trial["note"]
+    show.table("", ("threads", "to read", "batch", "flash", "cache", "written/s", "foretold", "read/s", "foretold", ""),
+               rows, right=(0, 1, 2, 5, 6, 7, 8))  # fmt: skip
     best, start, plan = report["best"], report["baseline"], report["plan"]
     predicted = plan["predicted"]
     show.answer(
@@ -227,10 +283,11 @@ def _print_tuned(report: dict[str, Any]) -> None:
     )
     if predicted:
         show.answer(f"predicted {predicted['decode_tps']} and {predicted['prompt_tps']}\n")
+    layers = f"-ngl {plan['n_gpu_layers']} " if plan["n_gpu_layers"] else ""
     show.answer(
-        f"setting   -t {plan['threads']['decode']} -tb {plan['threads']['prompt']} -b {plan['batch']['n_batch']} "
-        f"-ub {plan['batch']['n_ubatch']} -fa {plan['flash_attention']} -ctk {plan['kv']['type_k']} "
-        f"-ctv {plan['kv']['type_v']}\n"
+        f"setting   {layers}-t {plan['threads']['decode']} -tb {plan['threads']['prompt']} "
+        f"-b {plan['batch']['n_batch']} -ub {plan['batch']['n_ubatch']} -fa {plan['flash_attention']} "
+        f"-ctk {plan['kv']['type_k']} -ctv {plan['kv']['type_v']}\n"
         f"remembered in {report['file']}; {report['stopped']} after {report['seconds']} s\n"
     )
 

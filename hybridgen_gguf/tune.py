@@ -1,8 +1,9 @@
-"""Searches around a plan by measuring: threads, batch sizes, flash attention, cache types. Start → the fastest found.
+"""Searches around a plan by measuring: placement, threads, batch sizes, flash attention, cache types. Start → fastest.
 
 One axis after the other: a neighbour is taken when it is faster than the best so far by more than the noise of both,
 and then followed on in its direction; the search ends when a whole round gains nothing, or time is up. A candidate that
-looks better is measured again, in turns with the best, so that a machine that changes meanwhile does not decide.
+comes near the best is measured again, in turns with it, so that neither one slip of the clock nor a machine that
+changes meanwhile decides.
 Knows no engine: `Meter` measures. Invariant: the result was measured at least twice, or it is the start.
 """
 
@@ -10,15 +11,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from .errors import EngineError
 from .plan_parts import Limits, Plan
 from .tuned import Setting
 
 ANSWER_TOKENS = 256
-LEAST_GAIN = 0.02
+LEAST_GAIN = 0.01
+_NEAR = 1.04  # times the best's seconds: measured again before it is given up
 QUALITY_LIMIT = 0.01  # nats of divergence per token that another cache type may cost
 _ROUNDS = 3
 
@@ -37,7 +41,7 @@ class Sample:
 
 
 class Meter(Protocol):
-    """Measures settings. `parts`: which of decode and prompt are wanted; the other comes as NaN."""
+    """Measures settings; what is not wanted of decode and prompt comes as NaN."""
 
     def measure(self, setting: Setting, decode: bool, prompt: bool) -> Sample: ...
     def seconds_left(self) -> float: ...
@@ -68,8 +72,10 @@ class Trial:
 
     def as_json(self) -> dict[str, Any]:
         speeds = {"decode_tps": self.median("decode_s"), "prompt_tps": self.median("prompt_s")}
+        place = self.setting.place
         return {
             **asdict(self.setting),
+            "place": "" if place is None else str(place),
             **{name: None if math.isnan(seconds) else round(1 / seconds, 2) for name, seconds in speeds.items()},
             "repeats": len(self.samples),
             "busy": round(max((sample.busy for sample in self.samples), default=0.0), 2),
@@ -100,6 +106,21 @@ class Search:
     trials: list[Trial]
     say: Callable[[str], None] = lambda _: None
     stopped: str = ""
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+
+    def measure(self, trial: Trial, decode: bool, prompt: bool) -> None:
+        """One more sample. Raises EngineError when the engine cannot do it."""
+        left = self.meter.seconds_left()
+        trial.samples.append(self.meter.measure(trial.setting, decode, prompt))
+        self.took.append(left - self.meter.seconds_left())
+
+    def time_is_up(self) -> bool:
+        """Whether another measurement would take the time of the last comparison: start and best, twice each."""
+        owed = 1 if self.best is self.start else 5
+        if self.meter.seconds_left() > owed * max(self.took, default=0.0):
+            return False
+        self.stopped = "time was up"
+        return True
 
     def seconds(self, trial: Trial) -> float:
         """Seconds of the use that the goal stands for; what was not measured is as at the best."""
@@ -117,8 +138,15 @@ def start_of(plan: Plan) -> Setting:
                    plan.kv.type_k, plan.kv.type_v)  # fmt: skip
 
 
-def axes_of(limits: Limits, most_threads: int, cache_types: tuple[str, ...]) -> list[Axis]:
-    """What the user left open. `cache_types`: those that this model's heads can be stored in."""
+def axes_of(
+    limits: Limits,
+    most_threads: int,
+    cache_types: tuple[str, ...],
+    around: Callable[[Setting], list[Setting]] | None = None,
+    fitting: Callable[[list[Setting]], list[Setting]] = lambda settings: settings,
+) -> list[Axis]:
+    """What the user left open, in the order of what there is to gain. `cache_types`: those that this model's heads can
+    be stored in; `around`: neighbours of a placement, None where there is no choice; `fitting`: those that fit."""
 
     def threads(setting: Setting) -> list[Setting]:
         return [replace(setting, threads=n) for n in _steps(setting.threads, most_threads)]
@@ -126,17 +154,17 @@ def axes_of(limits: Limits, most_threads: int, cache_types: tuple[str, ...]) -> 
     def threads_batch(setting: Setting) -> list[Setting]:
         return [replace(setting, threads_batch=n) for n in _steps(setting.threads_batch, most_threads)]
 
-    axes = []
+    axes = [] if around is None else [Axis("placement", around, True, True)]
     if limits.threads is None:
         axes.append(Axis("threads", threads, True, False))
     if limits.threads is None and limits.threads_batch is None:
         axes.append(Axis("threads_batch", threads_batch, False, True))
     if limits.n_ubatch is None and limits.n_batch is None:
-        axes.append(Axis("n_ubatch", _batches, False, True))
+        axes.append(Axis("n_ubatch", lambda s: fitting(_batches(s)), False, True))
     if limits.type_k == limits.type_v == "f16" and limits.flash_attention != "off":
-        axes.append(Axis("kv type", lambda s: _caches(s, cache_types), True, True))
+        axes.append(Axis("kv type", lambda s: fitting(_caches(s, cache_types)), True, True))
     if limits.flash_attention == "auto":
-        axes.append(Axis("flash_attention", _flash, True, True))
+        axes.append(Axis("flash_attention", lambda s: fitting(_flash(s)), True, True))
     return axes
 
 
@@ -157,6 +185,8 @@ def _caches(setting: Setting, types: tuple[str, ...]) -> list[Setting]:
 
 
 def _flash(setting: Setting) -> list[Setting]:
+    if setting.place is not None and setting.place.placement.tier_cells is not None:
+        return []  # two tiers need it
     if setting.flash_attention == "off":
         return [replace(setting, flash_attention="on")]
     return [replace(setting, flash_attention="off")] if setting.type_v == "f16" else []
@@ -173,8 +203,10 @@ def search(
     say: Callable[[str], None] = lambda _: None,
 ) -> Search:
     """Measures until a round gains nothing or `meter` has no time left; in the end compares with the start again."""
-    first = Trial(start, [meter.measure(start, True, True), meter.measure(start, True, True)])
+    first = Trial(start)
     state = Search(meter, goal, depth, first, first, [first], say)
+    for _ in range(2):
+        state.measure(first, True, True)
     for _ in range(_ROUNDS):
         gained = [_climb(state, axis, quality) for axis in axes]
         if state.stopped or not any(gained):
@@ -194,14 +226,13 @@ def _climb(state: Search, axis: Axis, quality: float) -> bool:
         for setting in axis.neighbours(state.best.setting):
             if setting in tried:
                 continue
-            if state.meter.seconds_left() <= 0:
-                state.stopped = "time was up"
+            if state.time_is_up():
                 return gained
             tried.add(setting)
-            state.say(f"{axis.name} {_value(axis, setting)}")
-            trial = Trial(setting, [state.meter.measure(setting, axis.decode, axis.prompt)], axis.name)
+            state.say(f"{axis.name} {_value(axis, setting)}, {_progress(state)}")
+            trial = Trial(setting, [], axis.name)
             state.trials.append(trial)
-            if _allowed(trial, quality) and _faster(state, trial) and _confirmed(state, trial, axis):
+            if _measured(state, trial, axis) and _allowed(trial, quality) and _faster_again(state, trial, axis):
                 better = trial
                 state.best = _completed(state, trial, axis)
         if better is None:
@@ -210,8 +241,22 @@ def _climb(state: Search, axis: Axis, quality: float) -> bool:
 
 
 def _value(axis: Axis, setting: Setting) -> str:
-    values = {"kv type": setting.type_k}
+    values = {"kv type": setting.type_k, "placement": str(setting.place)}
     return values.get(axis.name) or str(getattr(setting, axis.name))
+
+
+def _progress(state: Search) -> str:
+    return f"{len(state.trials)} tried, {max(state.meter.seconds_left(), 0):.0f} s left"
+
+
+def _measured(state: Search, trial: Trial, axis: Axis) -> bool:
+    """Whether the engine could do it at all: another process may have taken the memory meanwhile."""
+    try:
+        state.measure(trial, axis.decode, axis.prompt)
+    except EngineError as error:
+        trial.note += f"; {error.what}"
+        return False
+    return True
 
 
 def _allowed(trial: Trial, quality: float) -> bool:
@@ -226,15 +271,15 @@ def _faster(state: Search, trial: Trial) -> bool:
     return state.seconds(trial) < state.seconds(state.best) * (1 - max(LEAST_GAIN, noise))
 
 
-def _confirmed(state: Search, trial: Trial, axis: Axis) -> bool:
-    """Once more, in turns with the best."""
-    if state.meter.seconds_left() <= 0:
-        state.stopped = "time was up"
+def _faster_again(state: Search, trial: Trial, axis: Axis) -> bool:
+    """Whether it is faster by the medians of two turns with the best."""
+    if state.seconds(trial) >= state.seconds(state.best) * _NEAR:
+        return False
+    if state.time_is_up():
         trial.note += "; no time to confirm"
         return False
-    state.best.samples.append(state.meter.measure(state.best.setting, axis.decode, axis.prompt))
-    trial.samples.append(state.meter.measure(trial.setting, axis.decode, axis.prompt))
-    return _faster(state, trial)
+    state.measure(state.best, axis.decode, axis.prompt)
+    return _measured(state, trial, axis) and _faster(state, trial)
 
 
 def _completed(state: Search, trial: Trial, axis: Axis) -> Trial:
@@ -248,17 +293,13 @@ def _completed(state: Search, trial: Trial, axis: Axis) -> Trial:
 
 def _settle(state: Search) -> None:
     """Start and best in turns, everything measured; the start stays when the gain does not hold."""
+    state.say("comparing with the plan")
     fresh = [Trial(trial.setting) for trial in (state.start, state.best)]
     for _ in range(2):
         for trial in fresh:
-            trial.samples.append(state.meter.measure(trial.setting, True, True))
+            state.measure(trial, True, True)
     before, after = state.seconds(fresh[0]), state.seconds(fresh[1])
     state.start.samples, state.best.samples = fresh[0].samples, fresh[1].samples
     if after > before:
         state.best.note += "; the gain did not hold"
         state.best = state.start
-
-
-def busiest(trials: list[Trial]) -> Iterator[float]:
-    """CPUs that others used, by measurement."""
-    return (sample.busy for trial in trials for sample in trial.samples)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .engine.settings import Placement
 from .hardware import Hardware
 from .plan_parts import Limits
 from .profile import fingerprint_of, write_whole
@@ -25,8 +26,24 @@ _MOST_ENTRIES = 500
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where weights and KV lie."""
+
+    n_gpu_layers: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        place = self.placement
+        words = [f"{self.n_gpu_layers} layers on the device"] if self.n_gpu_layers else ["all on the CPU"]
+        words += [f"{pattern} on the CPU" for pattern, _ in place.overrides]
+        words += [] if place.kv_offload or not self.n_gpu_layers else ["KV on the CPU"]
+        words += [] if place.tier_cells is None else [f"{place.tier_cells} cells on the device"]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
 class Setting:
-    """What tuning may change: all of it keeps the placement of weights."""
+    """What tuning may change. `place`: None where there is no device, or the user fixed it."""
 
     threads: int
     threads_batch: int
@@ -35,6 +52,7 @@ class Setting:
     flash_attention: str
     type_k: str
     type_v: str
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -75,9 +93,22 @@ def recall(key: str, path: Path | None = None) -> Tuned | None:
     """The entry under `key`; None when there is none, or the file cannot be read."""
     entry = _read(path or tuned_path()).get(key)
     try:
-        return Tuned(Setting(**entry["setting"]), *(entry[name] for name in _REST)) if entry else None
-    except (KeyError, TypeError):
+        return Tuned(_setting(entry["setting"]), *(entry[name] for name in _REST)) if entry else None
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _setting(stored: dict[str, Any]) -> Setting:
+    """JSON has lists where a Placement has tuples."""
+    place = stored.get("place")
+    if place is not None:
+        fields = {name: _tuples(value) for name, value in place["placement"].items()}
+        place = Place(int(place["n_gpu_layers"]), Placement(**fields))
+    return Setting(**{**stored, "place": place})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 
 
 def remember(key: str, tuned: Tuned, path: Path | None = None) -> Path:
@@ -128,4 +159,22 @@ def filled(limits: Limits, setting: Setting) -> Limits:
     same = ("flash_attention", "type_k", "type_v")
     if all(getattr(limits, name) == getattr(defaults, name) for name in same):
         changes |= {name: getattr(setting, name) for name in same}
+    if setting.place is not None and limits.n_gpu_layers is None and limits.kv_vram is None and _is_open(limits):
+        changes["n_gpu_layers"] = setting.place.n_gpu_layers
+        changes["placement"] = _merged(limits.placement, setting.place.placement)
     return replace(limits, **changes)
+
+
+def _is_open(limits: Limits) -> bool:
+    """Whether the user fixed nothing of the placement beside the devices to use, which an entry's key names."""
+    return _merged(limits.placement, Placement(devices=limits.placement.devices)) == limits.placement
+
+
+def _merged(asked: Placement, found: Placement) -> Placement:
+    """How weights are read stays as it is asked for now."""
+    return replace(found, use_mmap=asked.use_mmap, use_mlock=asked.use_mlock)
+
+
+def unplaced(limits: Limits, asked: Limits) -> Limits:
+    """Tuned limits without the tuned placement: where less memory is free than when it was tuned."""
+    return replace(limits, n_gpu_layers=asked.n_gpu_layers, placement=asked.placement)
