@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from .options import PlaceFlags, takes
 
 if TYPE_CHECKING:
     from .make.pipeline import Made
@@ -21,9 +24,19 @@ Threads = Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU thread
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Chunk = Annotated[int, typer.Option("--chunk", min=32, help="Tokens read at once.")]
 Chunks = Annotated[int, typer.Option("--chunks", min=0, help="Chunks of the text to use; 0: all of it.")]
-GpuLayers = Annotated[
-    int, typer.Option("-ngl", "--n-gpu-layers", min=0, help="Layers placed on the GPU while reading text.")
-]
+_READING = (
+    "n_gpu_layers", "vram", "ram", "threads", "threads_batch", "override_tensor", "n_cpu_moe", "device", "split_mode",
+    "tensor_split", "main_gpu", "no_kv_offload", "mlock", "no_mmap", "rpc",
+)  # fmt: skip
+#: the flags of PlaceFlags that mean something where a text is read in chunks
+ReadingFlags: Any = make_dataclass(
+    "ReadingFlags",
+    [
+        (f.name, get_type_hints(PlaceFlags, include_extras=True)[f.name], field(default=f.default))
+        for f in fields(PlaceFlags)
+        if f.name in _READING
+    ],
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -144,22 +157,24 @@ def quantize(
     _show_made(made, as_json)
 
 
+@takes(place=ReadingFlags)
 def imatrix(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file of the unquantized model, or an alias.")],
     text: Annotated[Path, typer.Option("-f", "--file", help="Text to read.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Importance matrix to write (GGUF).")],
     chunk: Chunk = 512,
     chunks: Chunks = 0,
-    threads: Threads = 0,
-    gpu_layers: GpuLayers = 0,
     as_json: Json = False,
+    place: Any = None,
 ) -> None:
     """Measure which weights matter, from a text."""
+    from .arguments import endpoints_of, limits_of
     from .make.imatrix import ImatrixOptions
     from .make.imatrix import imatrix as run
 
+    flags = PlaceFlags(**asdict(place))
     with _Line() as line:
-        options = ImatrixOptions(_source(model), text, output, chunk, chunks, threads, gpu_layers)
+        options = ImatrixOptions(_source(model), text, output, chunk, chunks, limits_of(flags), endpoints_of(flags.rpc))
         done = run(options, lambda at, of: line.show("reading", at, of))
     _warn(done.warnings)
     if as_json:

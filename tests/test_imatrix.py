@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make_cli import COMMAND, hgguf
+from tinygguf import build
 
-from hybridgen_gguf.engine import imatrix as engine_side
 from hybridgen_gguf.engine.imatrix_file import Matrix, read_imatrix, write_imatrix
+from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import BadFile, NotFound, UsageError
+from hybridgen_gguf.make import imatrix as make_side
 from hybridgen_gguf.make.imatrix import ImatrixOptions, imatrix
+from hybridgen_gguf.make.quantize import QuantizeOptions, quantize
+from hybridgen_gguf.plan import Limits
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,63 @@ def test_going_on_gives_the_same_file(tiny: Path, text: Path, tmp_path: Path, mo
     # A state of another text is not taken over.
     write_imatrix(tmp_path / "j.gguf.partial", replace(half, text_sha256="0" * 64), exact=True)
     assert imatrix(ImatrixOptions(tiny, text, tmp_path / "j.gguf", chunk=64)).resumed == 0
-    assert engine_side._SAVE_EVERY < 60
+    assert make_side._SAVE_EVERY < 60
+
+
+def test_killed_it_goes_on_where_it_had_saved(tmp_path: Path) -> None:
+    model = build(tmp_path / "m.gguf", embd=256, ff=1024, layers=4)
+    (tmp_path / "t.txt").write_text("The quick brown fox jumps over the lazy dog. " * 250)
+    command = ["imatrix", str(model), "-f", str(tmp_path / "t.txt"), "-o", str(tmp_path / "i.gguf"), "--chunk", "128"]
+    often = f"import hybridgen_gguf.make.imatrix as m; m._SAVE_EVERY = 0.0\n{COMMAND[2]}"
+    process = subprocess.Popen([*COMMAND[:2], often, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (tmp_path / "i.gguf.partial").exists():
+        assert process.poll() is None and time.monotonic() < end, "it ended before it had saved"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "i.gguf").exists()
+    done = hgguf(*command, "--json")
+    found = json.loads(done.stdout)
+    assert 0 < found["resumed_chunks"] < found["chunks"]
+    whole = imatrix(ImatrixOptions(model, tmp_path / "t.txt", tmp_path / "whole.gguf", chunk=128))
+    assert whole.resumed == 0
+    ours, wanted = read_imatrix(tmp_path / "i.gguf"), read_imatrix(tmp_path / "whole.gguf")
+    assert all(ours.sums[name] == pytest.approx(wanted.sums[name], rel=1e-6) for name in wanted.sums)
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == ["i.gguf", "m.gguf", "t.txt", "whole.gguf"]
+
+
+def test_runs_where_the_planner_places_it(
+    engine: Library, rpc_device: str, tiny: Path, text: Path, tmp_path: Path
+) -> None:
+    wanted = imatrix(ImatrixOptions(tiny, text, tmp_path / "cpu.gguf", chunk=64))
+    for layers in (1, None):  # None: the planner takes what fits, here all
+        place = Limits(n_gpu_layers=layers, threads=2)
+        done = imatrix(ImatrixOptions(tiny, text, tmp_path / "i.gguf", 64, limits=place, rpc=(rpc_device,)))
+        assert (done.chunks, done.entries) == (wanted.chunks, wanted.entries)
+        ours, theirs = read_imatrix(done.path), read_imatrix(wanted.path)
+        assert all(ours.sums[name] == pytest.approx(theirs.sums[name], rel=1e-2) for name in theirs.sums)
+
+
+def test_experts_are_counted_each(tmp_path: Path) -> None:
+    model = build(tmp_path / "moe.gguf", experts=8, wtype="f16")
+    (tmp_path / "t.txt").write_text("aaaaaaaa" * 40)  # few words: some experts are never asked
+    done = imatrix(ImatrixOptions(model, tmp_path / "t.txt", tmp_path / "i.gguf", chunk=64, most_chunks=2))
+    matrix = read_imatrix(done.path)
+    for layer in (0, 1):
+        counts = matrix.counts[f"blk.{layer}.ffn_gate_exps.weight"]
+        assert counts.shape == (8,) and counts.sum() == 2 * done.tokens  # two experts a token
+        assert np.array_equal(counts, matrix.counts[f"blk.{layer}.ffn_down_exps.weight"])
+        sums = matrix.sums[f"blk.{layer}.ffn_gate_exps.weight"]
+        assert ((sums > 0).all(axis=1) == (counts > 0)).all() and not (counts > 0).all()
+        # All experts see the router's input: theirs, weighted by visits, add up to twice what the router saw.
+        router = matrix.sums[f"blk.{layer}.ffn_gate_inp.weight"]
+        assert sums.sum(axis=0) == pytest.approx(2 * router[0], rel=1e-4)
+    assert any("experts that no token of the text visited" in warning for warning in done.warnings)
+    quantized = quantize(QuantizeOptions(model, tmp_path / "q.gguf", "Q4_0", imatrix=done.path))
+    types = {t.type for t in quantized.forecast.tensors if "_exps" in t.name}
+    assert types <= {"Q4_0", "Q4_1"} and not quantized.warnings
 
 
 def test_refusals(tiny: Path, tmp_path: Path) -> None:

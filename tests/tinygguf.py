@@ -2,7 +2,7 @@
 
     python tests/tinygguf.py OUT.gguf [--embd 64] [--ff 128] [--layers 2] [--ctx 128] [--heads 4] [--kv 2]
                              [--seed 1] [--type f32|f16] [--set key=type:value ...] [--drop key-or-tensor ...]
-                             [--token INDEX=TEXT ...] [--extra TEXT ...] [--untied] [--template JINJA]
+                             [--token INDEX=TEXT ...] [--extra TEXT ...] [--untied] [--template JINJA] [--experts N]
 
 A llama with a 259-piece SentencePiece-style byte vocabulary (<unk> <s> </s> and 256 byte pieces), 0.37 MB. Every byte
 is its own token, so its output is full of half UTF-8 characters.
@@ -37,8 +37,12 @@ def build(
     extra: Sequence[str] = (),
     tied: bool = True,
     split: int = 0,
+    experts: int = 0,
 ) -> Path:
-    """Writes the model to `out` (`split`: at most that many tensors a part); returns the path of the first file."""
+    """Writes the model to `out` (`split`: at most that many tensors a part); returns the path of the first file.
+
+    `experts`: so many in each FFN, of which two work on a token; 0: a dense model.
+    """
     out = Path(out)
     writer = gguf.GGUFWriter(None if split else out, "llama", split_max_tensors=split)
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *extra]
@@ -62,6 +66,8 @@ def build(
         "tokenizer.ggml.eos_token_id": ("u32", 2),
         "tokenizer.ggml.unknown_token_id": ("u32", 0),
     }
+    if experts:
+        values |= {"llama.expert_count": ("u32", experts), "llama.expert_used_count": ("u32", 2)}
     for text in sets:
         key, rest = text.split("=", 1)
         values[key] = tuple(rest.split(":", 1))  # type: ignore[assignment]
@@ -76,7 +82,7 @@ def build(
         writer.add_token_types(types)
     if template:
         writer.add_chat_template(template)
-    _add_tensors(writer, len(pieces), embd, ff, layers, heads, kv, seed, wtype, tied, drops)
+    _add_tensors(writer, len(pieces), embd, ff, layers, heads, kv, seed, wtype, tied, drops, experts)
     writer.write_header_to_file(out)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,6 +112,7 @@ def _add_tensors(
     wtype: str,
     tied: bool,
     drops: Sequence[str],
+    experts: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     dtype, head = np.float32 if wtype == "f32" else np.float16, embd // heads
@@ -124,9 +131,12 @@ def _add_tensors(
         add(at + "attn_k.weight", kv * head, embd)
         add(at + "attn_v.weight", kv * head, embd)
         add(at + "attn_output.weight", embd, heads * head)
-        add(at + "ffn_gate.weight", ff, embd)
-        add(at + "ffn_up.weight", ff, embd)
-        add(at + "ffn_down.weight", embd, ff)
+        many, suffix = ((experts,), "_exps") if experts else ((), "")
+        if experts:
+            add(at + "ffn_gate_inp.weight", experts, embd)
+        add(at + f"ffn_gate{suffix}.weight", *many, ff, embd)
+        add(at + f"ffn_up{suffix}.weight", *many, ff, embd)
+        add(at + f"ffn_down{suffix}.weight", *many, embd, ff)
     add("output_norm.weight", embd, ones=True)
     if not tied:
         add("output.weight", n_vocab, embd)
@@ -144,7 +154,8 @@ def _main() -> None:
     parser.add_argument("--extra", action="append", default=[])
     parser.add_argument("--untied", action="store_false", dest="tied")
     parser.add_argument("--template")
-    parser.add_argument("--split", type=int, default=0)
+    for name in ("split", "experts"):
+        parser.add_argument(f"--{name}", type=int, default=0)
     given = vars(parser.parse_args())
     tokens = {int(text.split("=", 1)[0]): text.split("=", 1)[1] for text in given.pop("token")}
     build(tokens=tokens, **given)

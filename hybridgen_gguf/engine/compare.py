@@ -91,7 +91,7 @@ def _compared(
 
 
 def _open(path: str, options: Mapping[str, Any]) -> Scorer:
-    return Scorer(Path(path), options["chunk"], options["threads"], options["gpu_layers"])
+    return Scorer(Path(path), options["chunk"], options["threads"])
 
 
 def _start(text: bytes) -> bytes:

@@ -51,13 +51,21 @@ Tensor._fields_ = (
 class Scorer(Closing):
     """An open model with a context of one chunk. `look`: called for each tensor, first asking, then with its data."""
 
-    def __init__(self, path: Path, chunk: int, threads: int, gpu_layers: int = 0, look: Look | None = None) -> None:
-        self.model = Model(path, ModelSettings(n_gpu_layers=gpu_layers))
+    def __init__(
+        self,
+        path: Path,
+        chunk: int,
+        threads: int,
+        settings: ModelSettings = ModelSettings(),  # noqa: B008  # frozen
+        look: Look | None = None,
+    ) -> None:
+        self.model = Model(path, settings)
         self.chunk = chunk
         api = self._api = llama()
         parameters = api.llama_context_default_params()
         parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = chunk
         parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.offload_kqv = settings.placement.kv_offload
         if look is not None:
             self._look = api.ggml_backend_sched_eval_callback(lambda tensor, ask, _data: look(tensor, ask))
             parameters.cb_eval = self._look

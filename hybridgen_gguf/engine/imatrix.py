@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EngineError, UsageError
+from .child import settings_from
 from .evaluate import Scorer, Tensor, operation_id, tensor_at, tensor_data
+from .handles import start
 from .imatrix_file import Matrix, read_imatrix, write_imatrix
 
 Send = Callable[[Mapping[str, Any]], None]
 _F32, _I32 = np.float32, np.int32
-_SAVE_EVERY = 20.0  # seconds between saves; what an interruption costs at most
 _FEWEST_ROWS = 16  # smaller products are not weights at work (upstream's rule)
 
 
@@ -34,7 +35,10 @@ def imatrix_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     collector = _Collector()
     chunk: int = options["chunk"]
     text = Path(options["text"]).read_bytes()
-    with Scorer(Path(options["model"]), chunk, options["threads"], options["gpu_layers"], collector.look) as scorer:
+    for endpoint in options["rpc"]:
+        start().add_rpc(endpoint)
+    settings, _ = settings_from(options["settings"])
+    with Scorer(Path(options["model"]), chunk, options["threads"], settings, collector.look) as scorer:
         tokens = scorer.tokens(text)
         count = len(tokens) // chunk
         if count < 2:
@@ -51,7 +55,7 @@ def imatrix_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
             send({"done": index, "of": count})
             scorer.read(tokens[index * chunk : (index + 1) * chunk], 0)
             collector.check()
-            if time.monotonic() - saved > _SAVE_EVERY and index + 1 < count:
+            if time.monotonic() - saved >= options["save_every"] and index + 1 < count:
                 _save(Path(options["partial"]), collector.matrix(index + 1, facts))
                 saved = time.monotonic()
         send({"done": count, "of": count})

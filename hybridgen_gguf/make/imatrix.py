@@ -6,32 +6,34 @@ an interruption lies beside it as `NAME.partial` and is removed at the end.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..loader import prepare, settings_of
+from ..plan import Limits
 from ..split import open_model_file
 from .child import run_job, stoppable
 from .hashing import sha256_of
 from .target import check_source, check_target, publish, remove, scratch_for, shown, sweep
 
 Progress = Callable[[int, int], None]
+_SAVE_EVERY = 20.0  # seconds between saves; what an interruption costs at most
 
 
 @dataclass(frozen=True, slots=True)
 class ImatrixOptions:
-    """`chunk`: tokens read at once; `most_chunks` 0: the whole text; `threads` 0: one per core."""
+    """`chunk`: tokens read at once; `most_chunks` 0: the whole text; `limits`: what the planner must keep to."""
 
     model: Path
     text: Path
     target: Path
     chunk: int = 512
     most_chunks: int = 0
-    threads: int = 0
-    gpu_layers: int = 0
+    limits: Limits = field(default_factory=Limits)
+    rpc: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ def _run(
     options: ImatrixOptions, model: Path, partial: Path, facts: Mapping[str, str], progress: Progress | None
 ) -> ImatrixResult:
     scratch = scratch_for(options.target)
+    chunk = options.chunk
+    limits = replace(options.limits, n_ctx=chunk, n_batch=chunk, n_ubatch=chunk, goal="prompt")
+    prepared = prepare(model, limits, rpc=options.rpc)
+    weights, context = settings_of(prepared.plan)
     job: dict[str, Any] = {
         "model": str(model),
         "text": str(options.text),
@@ -77,8 +83,10 @@ def _run(
         "partial": str(partial),
         "chunk": options.chunk,
         "most_chunks": options.most_chunks,
-        "threads": options.threads or len(os.sched_getaffinity(0)),
-        "gpu_layers": options.gpu_layers,
+        "save_every": _SAVE_EVERY,
+        "threads": prepared.plan.threads_batch,
+        "settings": {"model": asdict(weights), "context": asdict(context)},
+        "rpc": options.rpc,
         "facts": dict(facts),
     }
 
@@ -96,7 +104,7 @@ def _run(
         path.unlink(missing_ok=True)
     return ImatrixResult(
         options.target, done["chunks"], done["resumed"], done["tokens"], done["entries"], digest, facts["text_sha256"],
-        _warnings(done),
+        prepared.plan.warnings + _warnings(done),
     )  # fmt: skip
 
 

@@ -178,7 +178,6 @@ def _comparison(
         "chunk": options.chunk,
         "most_chunks": options.most_chunks or _MEASURED_CHUNKS,
         "threads": base.threads or len(os.sched_getaffinity(0)),
-        "gpu_layers": 0,
         "folder": str(folder),
         "bytes_probe": 2 * sum(tensor.weights for tensor in first.tensors) + (64 << 20),
     }

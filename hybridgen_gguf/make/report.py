@@ -33,7 +33,6 @@ class ReportOptions:
     chunk: int = 512
     most_chunks: int = 0
     threads: int = 0
-    gpu_layers: int = 0
     speed: bool = True
 
 
@@ -87,7 +86,6 @@ def report(options: ReportOptions, progress: Progress | None = None) -> Report:
         "chunk": options.chunk,
         "most_chunks": options.most_chunks,
         "threads": options.threads or len(os.sched_getaffinity(0)),
-        "gpu_layers": options.gpu_layers,
         "speed": options.speed,
         "kept": "",
     }
