@@ -22,7 +22,7 @@ from .profile import Profile, fingerprint_of
 from .rates import ATTENTION, FEW_CELLS, LONG_ROW, MANY_CELLS, MATMUL, MATVEC, NODE, READING, SHORT_ROW
 
 MOST_SECONDS = 20.0
-_SECONDS = MOST_SECONDS - 3  # a measurement that has begun is ended
+_SECONDS = MOST_SECONDS - 4  # a measurement that has begun is ended, and the engine must be loaded first
 #: formats that most files are made of; of the others the planner takes the nearest
 WEIGHT_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "Q5_K", "Q4_1", "Q5_0", "IQ4_XS", "Q3_K", "Q2_K", "BF16", "F32")
 CACHE_TYPES = ("F16", "Q8_0", "Q4_0")
