@@ -2,7 +2,8 @@
 # Builds the patched engine for Hopper and measures KV in two tiers on a machine with an NVIDIA GPU and no network.
 #   scripts/bench_tiers.sh pack             here: writes .gpu/ (engine sources, binding, generator; 6 MB), to be carried there
 #   scripts/bench_tiers.sh build            there: 4 to 5 minutes on 16 cores, into /tmp/tiers
-#   scripts/bench_tiers.sh measure [STAGE]  there: JSON lines to stdout and to $OUT/tiers.jsonl; 4 minutes for all stages
+#   scripts/bench_tiers.sh measure [STAGE...]  there: JSON lines to stdout and to $OUT/tiers.jsonl; 4 minutes for "prompt f16 border q8_0
+#                                           overlap", 7 for all stages
 # Both steps in one command: scripts/bench_tiers.sh build && scripts/bench_tiers.sh measure
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -45,3 +45,27 @@ def test_budgets_part_the_model(engine: Library, rpc_device: str, model: Path) -
         for mib in (1, 25, 200)
     ]
     assert layers[0] == 0 and 0 < layers[1] < 9 and layers[2] == 9
+
+
+@pytest.mark.parametrize("kind", [None, "q8_0"])
+def test_two_memories(
+    engine: Library, rpc_device: str, model: Path, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for host rows that are copied ahead is foretold as well."""
+    limits = Limits(n_ctx=4096, n_ubatch=128, n_gpu_layers=-1, flash_attention="on", kv_vram=8 * MIB, kv_ram_type=kind)
+    scratch = {}
+    for prefetch in ("off", "on"):
+        monkeypatch.setenv("HGGUF_KV_PREFETCH", prefetch)  # for the child that counts
+        engine.set_switch("kv-prefetch", prefetch)
+        try:
+            prepared = prepare(model, limits, rpc=(rpc_device,))
+            with open_model(prepared) as opened:
+                assert opened.context.tier_counters() is not None
+                assert opened.context.decode([5, 6, 7])
+                opened.context.synchronize()
+                allocated = {use.device: use for use in opened.memory() if use.total}
+        finally:
+            engine.set_switch("kv-prefetch", "on")
+        assert {use.device: use for use in prepared.plan.memory if use.total} == allocated
+        scratch[prefetch] = sum(use.compute for name, use in allocated.items() if name != "CPU")
+    assert scratch["on"] > scratch["off"]

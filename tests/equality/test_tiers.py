@@ -25,9 +25,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def scenario(name: str, endpoint: str, path: Path) -> Any:
+def scenario(name: str, endpoint: str, path: Path, prefetch: str = "on") -> Any:
     # spinning threads of two processes on two cores wait for each other
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", "HGGUF_KV_PREFETCH": prefetch}
     done = subprocess.run(
         [sys.executable, str(CHILD), endpoint, str(path), name],
         env=environment,
@@ -45,8 +45,9 @@ def assert_same(found: dict[str, Any], limit: float = 2e-2) -> None:
     assert found["max"] < limit and found["kl"] < limit * 1e-2, found
 
 
-def test_every_split_gives_the_same_logits(rpc_device: str, model: Path) -> None:
-    for found in scenario("splits", rpc_device, model):
+@pytest.mark.parametrize("prefetch", ["off", "on"])
+def test_every_split_gives_the_same_logits(rpc_device: str, model: Path, prefetch: str) -> None:
+    for found in scenario("splits", rpc_device, model, prefetch):
         assert_same(found)
         counters = found["counters"]
         assert counters["size_device"] == min(found["cells"], 512)
@@ -77,8 +78,9 @@ def test_sequences_are_copied_and_removed(rpc_device: str, model: Path) -> None:
     assert found["unified, recent"]["counters"]["bytes_moved"] > 0 < found["streams, recent"]["counters"]["bytes_moved"]
 
 
-def test_micro_batches_of_2048_tokens(rpc_device: str, model: Path) -> None:
-    found = scenario("large_batches", rpc_device, model)
+@pytest.mark.parametrize("prefetch", ["off", "on"])
+def test_micro_batches_of_2048_tokens(rpc_device: str, model: Path, prefetch: str) -> None:
+    found = scenario("large_batches", rpc_device, model, prefetch)
     assert_same(found["f16"])
     assert_same(found["none"])
     assert found["q8_0"]["kl"] < 1e-2, found
