@@ -295,6 +295,7 @@ def _print_tuned(report: dict[str, Any]) -> None:
 def doctor_verb(as_json: bool, rpc: str | None) -> int:
     """`hgguf doctor`. 0, whatever is found: a finding is advice."""
     from . import doctor
+    from .doctor_facts import read_facts
     from .engine.handles import start
     from .profile import load, with_profile
 
@@ -304,13 +305,13 @@ def doctor_verb(as_json: bool, rpc: str | None) -> int:
     except HgError as error:
         problem = error.what
     hardware, _ = with_profile(machine(endpoints_of(rpc)), load()) if library else (_bare(), "")
-    facts = doctor.read_facts(library, problem)
+    facts = read_facts(library, problem)
     findings = doctor.examine(hardware, facts)
     if as_json:
         show.data({"findings": [finding.as_json() for finding in findings]})
         return 0
     for finding in findings:
-        show.answer(f"{finding.what}\n  costs: {finding.cost}\n  mend:  {finding.mend}\n\n")
+        show.answer(f"{finding.what}\n  costs: {finding.cost}\n  says:  {finding.source}\n  mend:  {finding.mend}\n\n")
     show.answer(f"{len(findings)} finding{'' if len(findings) == 1 else 's'}\n" if findings else "nothing found\n")
     return 0
 

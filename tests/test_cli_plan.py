@@ -37,7 +37,7 @@ def run(*arguments: object) -> Any:
 
 def test_doctor(engine: Library) -> None:
     findings = run("doctor")["findings"]
-    assert all({"name", "what", "cost", "measured", "mend"} == set(finding) for finding in findings)
+    assert all({"name", "what", "cost", "source", "mend"} == set(finding) for finding in findings)
     assert "no profile" in {finding["name"] for finding in findings}
 
 
