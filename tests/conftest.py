@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,3 +100,15 @@ def _wait_for(endpoint: str, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             time.sleep(0.05)
     pytest.fail("the RPC server does not listen")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], None]:
+    """Puts a file with a line of text below tmp_path, as a made-up /proc or /sys."""
+
+    def put(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    return put
