@@ -224,7 +224,8 @@ def overlap(b: Bench, depth: int) -> None:
         host = b.decode("host cells, 256 on the device", "f16", depth, 32, keep=256 + on_host, tiers=Tiers(256))
         both = b.decode("both", "f16", depth, 32, tiers=Tiers(on_device))
         device_part, host_part = alone - few, host - few
-        smaller = max(min(device_part, host_part), 1e-9)
+        smaller = min(device_part, host_part)
+        hidden = (device_part + host_part - (both - few)) / smaller if smaller > 0 else 0.0
         b.say(
             "overlap",
             cells_device=on_device,
@@ -233,30 +234,25 @@ def overlap(b: Bench, depth: int) -> None:
             device_ms=round(device_part * 1e3, 3),
             host_ms=round(host_part * 1e3, 3),
             both_ms=round((both - few) * 1e3, 3),
-            hidden=round((device_part + host_part - (both - few)) / smaller, 3),
+            hidden=round(hidden, 3),
         )
 
 
 def prompt(b: Bench, depth: int) -> None:
-    """Point 4: tokens a second by micro-batch, the better of two runs each, alternating."""
+    """Point 4: tokens a second by micro-batch, the better of two runs each, alternating; and once without prefetch."""
+    quarter = Tiers(share(depth, 0.25))
+    ways = (("all on the device", None, "on"), ("tiers 25 %", quarter, "on"))
     for ubatch in (512, 1024, 2048, 4096):
         rates: dict[str, float] = {}
-        sent = 0
-        for name, tiers in (("all on the device", None), ("tiers 25 %", Tiers(share(depth, 0.25)))) * 2:
+        for name, tiers, prefetch in (*ways, *ways, ("without prefetch", quarter, "off")):
+            b.switch("kv-prefetch", prefetch)
             with b.context(depth + 256, "f16", tiers=tiers, ubatch=ubatch) as handle:
                 t = time.perf_counter()
                 b.feed(handle, b.tokens[:depth])
                 rates[name] = max(rates.get(name, 0.0), depth / (time.perf_counter() - t))
-                found = counters(b.library, handle)
-                sent = found.stores_sent if found else sent
-        b.say(
-            "prompt",
-            depth=depth,
-            ubatch=ubatch,
-            **{k: round(v, 1) for k, v in rates.items()},
-            ratio=round(rates["tiers 25 %"] / rates["all on the device"], 3),
-            stores_sent=sent,
-        )
+        b.switch("kv-prefetch", "on")
+        ratio = round(rates["tiers 25 %"] / rates["all on the device"], 3)
+        b.say("prompt", depth=depth, ubatch=ubatch, **{k: round(v, 1) for k, v in rates.items()}, ratio=ratio)
 
 
 def bandwidth(b: Bench) -> None:

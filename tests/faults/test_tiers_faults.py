@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +89,33 @@ def test_too_little_memory_is_said(rpc_device: str, model: Path) -> None:
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 3, done.stderr
     assert "would fit" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_device_that_refuses(model: Path) -> None:
+    """A server that may take 1.5 GB of address space is asked for more, for the KV and for scratch."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    server = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "engine" / "rpc_server.py"), endpoint],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29)),
+    )
+    try:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", int(endpoint.split(":")[1])), 0.2).close()
+                break
+            except OSError:
+                assert server.poll() is None, "the server cannot start under its limit"
+                time.sleep(0.1)
+        for kv_vram in ("400KiB", "100GiB"):
+            command = ["-m", "hybridgen_gguf", "run", str(model), "--raw", "-p", "x", "-n", "4", "-c", str(1 << 20)]
+            command += ["-ngl", "all", "-fa", "on", "--kv-vram", kv_vram, "--rpc", endpoint]
+            done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 3, done.stderr
+            assert "allocate" in done.stderr and "Traceback" not in done.stderr
+    finally:
+        server.kill()
+        server.wait()
