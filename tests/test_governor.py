@@ -87,3 +87,45 @@ def test_one_endless_token_is_enough() -> None:
     machine.now, machine.used = 4.0, 7.5
     governor.on_token(4.0)
     assert machine.threads == 1
+
+
+class Crowd:
+    """`cores` cores on which `busy(now)` other processes run; the slowest thread decides, as in the engine."""
+
+    def __init__(self, cores: int, busy: Callable[[float], int]) -> None:
+        self.cores, self.busy = cores, busy
+        self.now = self.used = 0.0
+        self.threads = cores
+
+    def set_threads(self, decode: int, prompt: int) -> None:
+        self.threads = decode
+
+    def seconds(self, threads: int, busy: int) -> float:
+        """A tenth of a token's work is not shared. A thread that shares its core has half of it."""
+        return (0.01 + 0.09 / threads) * (2.0 if threads + busy > self.cores else 1.0)
+
+    def write(self) -> None:
+        busy = self.busy(self.now)
+        seconds = self.seconds(self.threads, busy)
+        self.now += seconds
+        crowded = max(self.threads + busy - self.cores, 0)
+        self.used += seconds * (busy - 0.5 * min(crowded, busy))  # who shares a core with us has half of it
+
+
+@pytest.mark.parametrize("cores", [4, 8, 16])
+@pytest.mark.parametrize("busy", [1, 3])
+def test_several_cores_and_processes(cores: int, busy: int) -> None:
+    """Near the best fixed count while others run; within 3 s after they end, all threads again, every time."""
+    machine = Crowd(cores, lambda now: busy if int(now / 10) % 2 else 0)
+    governor = Governor(machine, cores, cores, cpus=cores, others=lambda: machine.used, clock=lambda: machine.now)
+    best = machine.seconds(cores - busy, busy)
+    for round_ in range(3):
+        for start, least in ((20 * round_, 1 / machine.seconds(cores, 0)), (20 * round_ + 10, 1 / best)):
+            count, settled = 0, start + 3.0
+            while machine.now < start + 10:
+                before = machine.now
+                machine.write()
+                governor.on_token(machine.now - before)
+                count += before >= settled
+            assert count >= 0.93 * 7.0 * least
+        assert governor.threads == cores - busy
