@@ -28,7 +28,7 @@ from .plan_search import excess
 from .probe import read_hardware
 from .profile import with_known_rates
 from .shape import ModelShape, read_shape
-from .tuned import unplaced, with_tuned
+from .tuned import placed, with_tuned
 from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
@@ -68,17 +68,19 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
 
 
 def _tuned_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: BytesOf) -> Plan | None:
-    """The plan with what `hgguf tune` found, or None. Less memory may be free now than was then: a placement that does
-    not fit any more is planned anew."""
-    tuned, when = with_tuned(limits, hardware, shape)
-    if not when:
+    """The plan with what `hgguf tune` found, or None. A placement counts for the context that it was tuned for, and
+    where as much memory is free now as was then; otherwise it is planned anew."""
+    tuned, found = with_tuned(limits, hardware, shape)
+    if found is None:
         return None
-    plan, budgets = None, device_budgets(hardware, limits)
-    with suppress(DoesNotFit):
-        plan = make_plan(hardware, shape, tuned, bytes_of)
-    if plan is None or excess(plan.memory, budgets):
-        plan = make_plan(hardware, shape, unplaced(tuned, limits), bytes_of)
-    return replace(plan, reasons=(*plan.reasons, Reason("tune", "used", f"{when}; --no-tuned ignores it")))
+    plan, place = make_plan(hardware, shape, tuned, bytes_of), found.setting.place
+    with_place = placed(tuned, place)
+    if with_place is not None and place is not None and place.n_ctx == plan.n_ctx:
+        with suppress(DoesNotFit):
+            again = make_plan(hardware, shape, with_place, bytes_of)
+            plan = plan if excess(again.memory, device_budgets(hardware, limits)) else again
+    reason = Reason("tune", "used", f"tuned on {found.when[:10]}; --no-tuned ignores it")
+    return replace(plan, reasons=(*plan.reasons, reason))
 
 
 def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
@@ -141,6 +143,7 @@ def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
         flash_attention=plan.flash_attention,
         threads=plan.threads,
         threads_batch=plan.threads_batch,
+        n_outputs=plan.n_outputs,
         placement=plan.placement,
     )
     return model, context

@@ -195,7 +195,7 @@ def _searched(prepared: Prepared, limits: Limits, seconds: float, quality: float
     budgets = {**device_budgets(hardware, limits), "CPU": host_budget(hardware, limits)}
     start, cpu, goal_depth = start_of(plan), hardware.cpu, limits.depth or 512
     if len(budgets) > 1 and may_vary(limits, plan):
-        start = replace(start, place=Place(plan.n_gpu_layers, plan.placement))
+        start = replace(start, place=Place(plan.n_gpu_layers, plan.placement, plan.n_ctx))
     with _status("tuning") as say:
         say("reading weights")
         meter = EngineMeter(prepared, seconds, min(goal_depth, max(plan.n_ctx - ANSWER_TOKENS, 64)))

@@ -33,7 +33,7 @@ _WRITE = 32  # tokens in one measurement of writing
 _MOST_WRITE_S = 1.0  # less of them, but at least _LEAST_WRITE, where writing takes longer
 _LEAST_WRITE = 6
 _PROBE = 64  # tokens that are read first, to see how many a measurement can afford
-_MOST_READ_S, _MOST_READ_TIERS_S = 2.5, 10.0  # a prompt that takes longer is shortened
+_MOST_READ_S, _MOST_READ_TIERS_S = 3.0, 10.0  # a prompt that takes longer is shortened
 _TOKENS, _SHORTEST = 512, 128
 
 

@@ -40,7 +40,7 @@ class Places:
     def around(self, setting: Setting) -> list[Setting]:
         """Settings that differ from `setting` by one step of its placement, and fit."""
         plans = dict.fromkeys(near(applied(self._plan, setting), self._work))
-        return self.fitting([replace(setting, place=Place(p.n_gpu_layers, p.placement)) for p in plans])
+        return self.fitting([replace(setting, place=Place(p.n_gpu_layers, p.placement, p.n_ctx)) for p in plans])
 
     def fitting(self, settings: list[Setting]) -> list[Setting]:
         """Those of `settings` that fit."""

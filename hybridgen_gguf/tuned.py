@@ -27,10 +27,11 @@ _MOST_ENTRIES = 500
 
 @dataclass(frozen=True)
 class Place:
-    """Where weights and KV lie."""
+    """Where weights and KV lie, for a context of `n_ctx` tokens."""
 
     n_gpu_layers: int
     placement: Placement
+    n_ctx: int
 
     def __str__(self) -> str:
         place = self.placement
@@ -103,7 +104,7 @@ def _setting(stored: dict[str, Any]) -> Setting:
     place = stored.get("place")
     if place is not None:
         fields = {name: _tuples(value) for name, value in place["placement"].items()}
-        place = Place(int(place["n_gpu_layers"]), Placement(**fields))
+        place = Place(int(place["n_gpu_layers"]), Placement(**fields), int(place["n_ctx"]))
     return Setting(**{**stored, "place": place})
 
 
@@ -137,13 +138,13 @@ def _read(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def with_tuned(limits: Limits, hardware: Hardware, shape: ModelShape) -> tuple[Limits, str]:
-    """The limits with what was tuned where the user left a choice, and a sentence (empty: nothing was tuned)."""
+def with_tuned(limits: Limits, hardware: Hardware, shape: ModelShape) -> tuple[Limits, Tuned | None]:
+    """The limits with what was tuned where the user left a choice, the placement not yet; and what was tuned."""
     path = tuned_path()
     if not path.exists():  # the usual case must cost nothing
-        return limits, ""
+        return limits, None
     found = recall(key_of(hardware, shape, limits), path)
-    return (limits, "") if found is None else (filled(limits, found.setting), f"tuned on {found.when[:10]}")
+    return (limits if found is None else filled(limits, found.setting)), found
 
 
 def filled(limits: Limits, setting: Setting) -> Limits:
@@ -159,22 +160,15 @@ def filled(limits: Limits, setting: Setting) -> Limits:
     same = ("flash_attention", "type_k", "type_v")
     if all(getattr(limits, name) == getattr(defaults, name) for name in same):
         changes |= {name: getattr(setting, name) for name in same}
-    if setting.place is not None and limits.n_gpu_layers is None and limits.kv_vram is None and _is_open(limits):
-        changes["n_gpu_layers"] = setting.place.n_gpu_layers
-        changes["placement"] = _merged(limits.placement, setting.place.placement)
     return replace(limits, **changes)
 
 
-def _is_open(limits: Limits) -> bool:
-    """Whether the user fixed nothing of the placement beside the devices to use, which an entry's key names."""
-    return _merged(limits.placement, Placement(devices=limits.placement.devices)) == limits.placement
-
-
-def _merged(asked: Placement, found: Placement) -> Placement:
-    """How weights are read stays as it is asked for now."""
-    return replace(found, use_mmap=asked.use_mmap, use_mlock=asked.use_mlock)
-
-
-def unplaced(limits: Limits, asked: Limits) -> Limits:
-    """Tuned limits without the tuned placement: where less memory is free than when it was tuned."""
-    return replace(limits, n_gpu_layers=asked.n_gpu_layers, placement=asked.placement)
+def placed(limits: Limits, place: Place | None) -> Limits | None:
+    """`limits` with a tuned placement; None where there is none, or the user fixed something of it."""
+    fixed = limits.placement
+    # How weights are read is asked for now, and the devices to use are part of an entry's key.
+    plain = Placement(devices=fixed.devices, use_mmap=fixed.use_mmap, use_mlock=fixed.use_mlock)
+    if place is None or limits.n_gpu_layers is not None or limits.kv_vram is not None or fixed != plain:
+        return None
+    placement = replace(place.placement, use_mmap=fixed.use_mmap, use_mlock=fixed.use_mlock)
+    return replace(limits, n_gpu_layers=place.n_gpu_layers, placement=placement)

@@ -103,4 +103,4 @@ def test_filled_leaves_what_the_user_fixed() -> None:
 def test_nothing_is_read_when_nothing_was_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HGGUF_DATA", str(tmp_path))
     shape = dense(2, 256, 512, 4, 2, 1000)
-    assert tuned.with_tuned(Limits(), machine(4, 40, 8), shape) == (Limits(), "")
+    assert tuned.with_tuned(Limits(), machine(4, 40, 8), shape) == (Limits(), None)

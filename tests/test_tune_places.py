@@ -34,7 +34,7 @@ def planned(**limits: object) -> Plan:
 
 
 def setting_of(plan: Plan) -> Setting:
-    return replace(start_of(plan), place=Place(plan.n_gpu_layers, plan.placement))
+    return replace(start_of(plan), place=Place(plan.n_gpu_layers, plan.placement, plan.n_ctx))
 
 
 def test_one_step_away() -> None:
@@ -84,7 +84,7 @@ def test_only_what_fits() -> None:
     for setting in found:
         used = counted(SHAPE, applied(plan, setting))
         assert sum(use.total for use in used if use.device != "CPU") <= budget
-    everything = replace(setting_of(plan), place=Place(17, Placement()))
+    everything = replace(setting_of(plan), place=Place(17, Placement(), 2048))
     assert places.fitting([everything]) == []
 
 
@@ -122,7 +122,7 @@ def test_the_search_follows_layers_and_survives_what_cannot_be_opened() -> None:
     places = Places(plan, WORK, {"CPU": 1}, lambda plans: [() for _ in plans])
     fixed = Limits(threads=1, n_ubatch=512, type_k="q8_0", flash_attention="on")
     result = search(Layered(), setting_of(plan), axes_of(fixed, 1, ("f16",), places.around), "decode", 512)
-    assert result.best.setting.place == Place(12, Placement())
+    assert result.best.setting.place == Place(12, Placement(), 2048)
     assert any("no memory on the device" in trial.note for trial in result.trials)
 
 
@@ -150,14 +150,19 @@ def test_remembered_and_put_to_use(
     limits = Limits(n_ctx=512, vram=7 * MIB)
     plain = prepare(model, limits, rpc=(rpc_device,))
     key = tuned.key_of(plain.hardware, plain.shape, limits)
-    place = Place(1, Placement(overrides=((r"blk\.(3)\.(ffn_up\.weight)", "CPU"),), kv_offload=False))
+    place = Place(1, Placement(overrides=((r"blk\.(3)\.(ffn_up\.weight)", "CPU"),), kv_offload=False), 512)
     entry = Tuned(replace(start_of(plain.plan), place=place), 1.0, 1.0, "mixed", 64, "2026-11-30")
     remember(key, entry)
     assert recall(key) == entry
     used = prepare(model, limits, rpc=(rpc_device,), use_tuned=True).plan
     assert (used.n_gpu_layers, used.placement) == (1, place.placement)
 
-    too_much = replace(entry, setting=replace(entry.setting, place=Place(5, Placement())))
+    tuned_or_not = [
+        prepare(model, replace(limits, n_ctx=256), rpc=(rpc_device,), use_tuned=t).plan for t in (True, False)
+    ]
+    assert tuned_or_not[0].placement == tuned_or_not[1].placement != place.placement, "tuned for another context"
+
+    too_much = replace(entry, setting=replace(entry.setting, place=Place(5, Placement(), 512)))
     remember(key, too_much)  # as if less memory were free than when it was tuned
     used = prepare(model, limits, rpc=(rpc_device,), use_tuned=True).plan
     assert used.n_gpu_layers == plain.plan.n_gpu_layers < 5
