@@ -103,6 +103,7 @@ def _fixed_part(given: Given) -> Plan:
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         flash_attention=limits.flash_attention,
+        n_outputs=limits.n_outputs,
         placement=limits.placement,
     )
 

@@ -19,9 +19,7 @@ from .plan_tiers import described, device_kv, may_choose
 from .units import format_size
 
 _LARGER_BATCHES = (1024, 2048)
-_SMALL_BATCH = 128  # its scratch memory is a quarter of the default's, and prompts keep most of their speed
 _WORTH = 1.03  # times the least seconds: larger batches do not take memory for less, and KV is not parted for less
-_WORTH_SMALLER = 1.01
 
 
 def choose_placement(given: Given, plan: Plan) -> Plan:
@@ -37,26 +35,21 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     if not found:
         return _layers_by_count(given, plan, budgets)
     least = min(fast.placed.seconds for fast in found)
-    worth = _WORTH_SMALLER if limits.goal == "decode" else _WORTH
-    chosen = next(fast for fast in found if fast.placed.seconds <= least * worth)  # the default's size first
+    chosen = next(fast for fast in found if fast.placed.seconds <= least * _WORTH)  # smaller ones first
     if chosen.plan.n_ubatch != plan.n_ubatch:
-        larger = "weights on the host cross the link once for each batch, so larger ones read prompts faster"
-        smaller = "smaller ones leave device memory to weights, and only writing counts for this goal"
-        why = larger if chosen.plan.n_ubatch > plan.n_ubatch else smaller
+        why = "weights on the host cross the link once for each batch, so larger ones read prompts faster"
         given.notes.instead("n_ubatch", chosen.plan.n_ubatch, why)
     _explain_placement(given, chosen, budgets)
     return _without_scratch(given, with_rest_filled(given, chosen, budgets), budgets)
 
 
 def _batches(given: Given, plan: Plan, budgets: Mapping[str, int]) -> list[Plan]:
-    """The plan with each batch size worth asking for: prompts gain by larger ones, writing by the memory of smaller
-    ones, and each costs questions."""
+    """The plan with each batch size worth asking for: only prompts gain by larger ones, and each costs questions."""
     limits = given.limits
-    if limits.n_ubatch is not None or limits.n_batch is not None:
+    left_open = limits.n_ubatch is None and limits.n_batch is None
+    if limits.goal != "prompt" or not left_open or not any(map(given.rates.computes_host_weights, budgets)):
         return [plan]
-    if limits.goal == "prompt" and any(map(given.rates.computes_host_weights, budgets)):
-        return [replace(plan, n_ubatch=size) for size in (plan.n_ubatch, *_LARGER_BATCHES) if size <= plan.n_batch]
-    return [plan, replace(plan, n_ubatch=_SMALL_BATCH)] if limits.goal == "decode" else [plan]
+    return [replace(plan, n_ubatch=size) for size in (plan.n_ubatch, *_LARGER_BATCHES) if size <= plan.n_batch]
 
 
 def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Fast | None:
@@ -142,9 +135,7 @@ def _explain_placement(given: Given, chosen: Fast, budgets: Mapping[str, int]) -
             "overrides", f"{kind} of layers {names} on the CPU", "loses the fewest seconds per byte freed"
         )
     if problem.n - 1 in placed.heavy_on_host:
-        given.notes.because(
-            "overrides", "output on the CPU", "it and its logits would take the place of several layers"
-        )
+        given.notes.because("overrides", "output on the CPU", "loses the fewest seconds per byte freed")
     if cells is not None and given.limits.kv_vram is None:
         gain = f"{chosen.otherwise / placed.seconds:.1f} times as fast as in one memory; " if chosen.otherwise else ""
         why = f"{gain}the CPU attends to those in host memory while the device attends to its own"

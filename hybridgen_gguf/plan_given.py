@@ -16,7 +16,6 @@ from .shape import ModelShape
 
 HOST_MARGIN = 256 << 20
 DEVICE_MARGIN = 256 << 20
-RUNTIME = 96 << 20  # what a GPU's driver and libraries take beside the engine's buffers: 71 to 85 MiB on an H200
 
 BytesOf = Callable[[Plan], tuple[MemoryUse, ...]]
 
@@ -57,15 +56,15 @@ def host_budget(hardware: Hardware, limits: Limits) -> int:
 
 
 def device_budgets(hardware: Hardware, limits: Limits) -> dict[str, int]:
-    """Bytes of buffers on each device: its free memory less a margin, or --vram less the runtime when that is less."""
+    """Bytes of buffers on each device: its free memory less a margin, or --vram when that is less.
+
+    The margin is for what the driver and its libraries take beside the engine's buffers: 71 to 180 MiB on an H200.
+    """
     known = {device.name: device for device in hardware.devices if device.kind != "cpu"}
     wanted = limits.placement.devices
     names = known if wanted is None else [name for name in wanted if name in known]
     free = {name: max(known[name].memory_free - DEVICE_MARGIN, 0) for name in names}
-    if limits.vram is None:
-        return free
-    runtime = {name: RUNTIME if known[name].kind == "gpu" else 0 for name in free}
-    return {name: max(min(size, limits.vram - runtime[name]), 0) for name, size in free.items()}
+    return {name: min(size, limits.vram) if limits.vram is not None else size for name, size in free.items()}
 
 
 def largest(upper: int, fits: Callable[[int], bool]) -> int:

@@ -22,7 +22,8 @@ class Limits:
 
     `goal`: one of GOALS; `depth`: tokens expected in the context, for which the plan is to be fast. `kv_vram`: bytes of
     KV that may lie on the device, the other cells in host memory as `kv_ram_type` (None: the type they have).
-    `stock_only`: plan nothing that stock llama.cpp cannot do.
+    `stock_only`: plan nothing that stock llama.cpp cannot do. `n_outputs`: tokens of a micro-batch whose logits are
+    wanted; a prompt needs its last one's, and those of a whole micro-batch would take some 300 MB of the device.
     """
 
     n_ctx: int | None = None
@@ -37,6 +38,7 @@ class Limits:
     threads_batch: int | None = None
     n_batch: int | None = None
     n_ubatch: int | None = None
+    n_outputs: int = 1
     placement: Placement = field(default_factory=Placement)
     goal: str = "mixed"
     depth: int | None = None
@@ -95,6 +97,7 @@ class Plan:
     n_batch: int
     n_ubatch: int
     flash_attention: str
+    n_outputs: int = 1
     placement: Placement = field(default_factory=Placement)
     memory: tuple[MemoryUse, ...] = ()
     predicted: Predicted | None = None

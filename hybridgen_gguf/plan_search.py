@@ -121,7 +121,7 @@ def problem_of(given: Given, plan: Plan, budgets: Budgets) -> Problem:
     """Sizes and seconds of each layer's parts at each place, for this plan's batches and tiers."""
     work = given.work
     heavy = [layer.bytes_heavy for layer in work.layers]
-    heavy[-1] += 4 * plan.n_ubatch * work.n_vocab  # the logits of a batch lie where the output does
+    heavy[-1] += 4 * plan.n_outputs * work.n_vocab  # logits lie where the output does
     sizes = Sizes(tuple(layer.bytes_mixer for layer in work.layers), (*device_kv(given, plan), 0), tuple(heavy))
     depth = max(depth_of(given, plan), 1)
     model = CostModel(given.rates, work, use_of(plan, depth))

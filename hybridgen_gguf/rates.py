@@ -27,6 +27,7 @@ _NOMINAL_CPU_GBPS, _NOMINAL_CPU_MOST, _NOMINAL_CPU_GFLOPS = 9.0, 45.0, 30.0
 _NOMINAL_GPU_GBPS, _NOMINAL_GPU_GFLOPS, _NOMINAL_LINK_GBPS = 350.0, 15000.0, 12.0
 _NOMINAL_NODE, _NOMINAL_NODE_GPU, _NOMINAL_SPLIT = 1e-6, 3e-6, 150e-6
 
+_LEAST_AT_DEPTH = 0.2  # of the attention rate over few cells: caches explain a fall to this, below it others disturbed
 # Times what a profile measures for handing work over (0.041 ms on an H200): a layer with host cells costs 0.08 ms there
 # beside its attention, one whose FFN is on the CPU 0.10 ms beside its products.
 _TIER_SPLIT, _HEAVY_SPLIT = 2.0, 2.5
@@ -129,7 +130,7 @@ class Rates:
         many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", use.type_k.upper(), threads)
         if few is None or many is None:
             return stored / (self._nominal_gbps(place, threads) * 0.5e9)
-        gflops = _by_depth(few.gflops, many.gflops, cells)
+        gflops = _by_depth(few.gflops, max(many.gflops, few.gflops * _LEAST_AT_DEPTH), cells)
         return max(flops / (gflops * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
 
     def read_gbps(self, place: str, threads: int) -> float:

@@ -140,7 +140,7 @@ def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
     if cells is not None and cells < plan.n_ctx:  # for prompts the rows of a layer are joined on the device
         scratch = {name: size + 2 * max(kv) for name, size in scratch.items()}
     scratch["CPU"] = scratch.get("CPU", 0) + (8 << 20)
-    scratch[output_on] = scratch.get(output_on, 0) + 4 * plan.n_ubatch * shape.n_vocab
+    scratch[output_on] = scratch.get(output_on, 0) + 4 * shape.n_vocab  # of one token, as the loader asks
     return tuple(MemoryUse(n, weights[n], cache[n], scratch.get(n, 0)) for n in weights if n == "CPU" or n in places)
 
 

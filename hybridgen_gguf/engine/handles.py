@@ -260,6 +260,7 @@ class Context(Closing):
         parameters.n_ctx = settings.n_ctx
         parameters.n_batch = settings.n_batch
         parameters.n_ubatch = settings.n_ubatch
+        parameters.n_outputs_max = settings.n_outputs
         parameters.type_k, parameters.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
         parameters.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         parameters.offload_kqv = settings.placement.kv_offload

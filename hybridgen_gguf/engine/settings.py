@@ -48,7 +48,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts."""
+    """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts.
+
+    `n_outputs`: tokens of a micro-batch whose logits are wanted, for which scratch is kept; 0: all. More is an abort.
+    """
 
     n_ctx: int
     n_batch: int = 2048
@@ -58,6 +61,7 @@ class ContextSettings:
     flash_attention: str = "auto"
     threads: int = 1
     threads_batch: int = 1
+    n_outputs: int = 0
     placement: Placement = Placement()
 
 

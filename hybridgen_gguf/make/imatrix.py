@@ -73,7 +73,7 @@ def _run(
 ) -> ImatrixResult:
     scratch = scratch_for(options.target)
     chunk = options.chunk
-    limits = replace(options.limits, n_ctx=chunk, n_batch=chunk, n_ubatch=chunk, goal="prompt")
+    limits = replace(options.limits, n_ctx=chunk, n_batch=chunk, n_ubatch=chunk, n_outputs=chunk, goal="prompt")
     prepared = prepare(model, limits, rpc=options.rpc)
     weights, context = settings_of(prepared.plan)
     job: dict[str, Any] = {
