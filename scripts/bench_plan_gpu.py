@@ -7,7 +7,8 @@
 WORK holds the patched engine (build/bin), the stock one with llama-fit-params (stock/build/bin) and, made on first use,
 the models (random Q4_K weights, right shapes). Each measurement is a process of its own, because the two engines cannot
 share one. A cache of the depth is filled once for each model with everything on the device and restored in each.
-Placements that come out near each other are measured again, both sides in turn. One JSON line a measurement in
+Both sides keep scratch for the logits of one token, as llama-server does; llama-fit-params counts those of a whole
+micro-batch, so its budget is that much larger. Placements that come out near each other are measured again, both sides in turn. One JSON line a measurement in
 $OUT/plan_gpu.jsonl (WORK without OUT): a run that is cut off keeps what it has; `report` sums up.
 """
 
@@ -37,7 +38,7 @@ BUDGETS: dict[str, tuple[float, ...]] = {
     "dense8": (4, 6, 8, 12), "experts30": (4, 6, 8, 12), "dense32": (4, 6, 8, 12), "tiny": (0.004, 0.01),
 }  # fmt: skip
 CONTEXTS = {"tiny": (1024,)}
-SECONDS, FEWEST, MOST, WARM = 1.0, 4, 96, 3  # of timed steps
+SECONDS, FEWEST, MOST, WARM = 0.8, 4, 96, 3  # of timed steps
 NEAR, REPEATS = (0.93, 1.04), 2  # ratios that are measured again
 
 
@@ -88,6 +89,7 @@ def open_stock(job: dict[str, Any]) -> tuple[Any, Any, Callable[[], int]]:
         raise RuntimeError("the model was not loaded")
     wanted = api.llama_context_default_params()
     wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = settings["n_ctx"], settings["n_batch"], settings["n_ubatch"]
+    wanted.n_outputs_max = settings["n_outputs"]
     wanted.offload_kqv, wanted.flash_attn_type = place["kv_offload"], 1
     wanted.n_threads = wanted.n_threads_batch = settings["threads"]
     context = api.llama_init_from_model(model, wanted)
@@ -254,7 +256,7 @@ class Bench:
 
         place = Placement(**placement)
         context = ContextSettings(n_ctx, flash_attention="on", threads=self.threads, threads_batch=self.threads,
-                                  placement=place)  # fmt: skip
+                                  n_outputs=1, placement=place)  # fmt: skip
         return {"model": asdict(ModelSettings(ngl, place)), "context": asdict(context)}
 
     def planned(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
@@ -277,7 +279,8 @@ class Bench:
     def fitted(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
         """What stock's llama-fit-params chooses when it has to leave all but the budget free."""
         device = self.machine().devices[0]
-        margin = (device.memory_free - int(budget * GIB)) >> 20
+        logits = 4 * (512 - 1) * SHAPES[path.stem][5]  # of the other tokens of a micro-batch
+        margin = (device.memory_free - int(budget * GIB) - logits) >> 20
         command = [str(self.stock / "llama-fit-params"), "-m", str(path), "-c", str(n_ctx), "-fa", "on",
                    "-fitt", str(margin)]  # fmt: skip
         environment = os.environ | {"LD_LIBRARY_PATH": str(self.stock)}

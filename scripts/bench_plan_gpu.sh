@@ -8,7 +8,10 @@
 # Stages: profile dense8 experts30 dense32 parts report. Each can be a call of its own while the machine is held.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-export HGGUF_GPU_WORK=${HGGUF_GPU_WORK:-/tmp/tiers}
+# in memory where that is large enough: writing 40 GB to a disk disturbs what is measured next
+memory=$(df -k --output=avail /dev/shm 2> /dev/null | tail -1 || echo 0)
+[ "$memory" -gt 56000000 ] && work=/dev/shm/tiers || work=/tmp/tiers
+export HGGUF_GPU_WORK=${HGGUF_GPU_WORK:-$work}
 work=$HGGUF_GPU_WORK
 export PYTHONPATH="$work/binding:$root:$work/llama.cpp/gguf-py:$work/site" PYTHONUNBUFFERED=1
 
