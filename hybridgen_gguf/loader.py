@@ -26,7 +26,7 @@ from .plan import Limits, MemoryUse, Plan, Reason, make_plan
 from .plan_given import BytesOf, device_budgets
 from .plan_search import excess
 from .probe import read_hardware
-from .profile import with_known_rates
+from .profile import NOT_MEASURED, with_known_rates
 from .shape import ModelShape, read_shape
 from .tuned import placed, with_tuned
 from .validation import vocabulary_problems
@@ -55,7 +55,7 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
     if not shape.n_layers:
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
     with Child(rpc) as child:
-        hardware, _ = with_known_rates(with_engine_devices(read_hardware(), child))
+        hardware, stale = with_known_rates(with_engine_devices(read_hardware(), child))
         bytes_of = oracle(child, shape, hardware)
         try:
             plan = _tuned_plan(hardware, shape, limits, bytes_of) if use_tuned else None
@@ -64,7 +64,17 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
             for problem in vocabulary_problems(shape.file):  # our words, where we know what the engine stumbled over
                 raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
             raise
-    return Prepared(path, hardware, shape, plan, tuple(rpc))
+    return Prepared(path, hardware, shape, _with_note(plan, stale), tuple(rpc))
+
+
+def _with_note(plan: Plan, why: str) -> Plan:
+    """The plan with why a profile was not used, or should be measured again, as the reason for its prediction."""
+    if not why:
+        return plan
+    kept = tuple(reason for reason in plan.reasons if (reason.name, reason.value) != ("predicted", "unknown"))
+    reason = Reason("predicted", "unknown" if plan.predicted is None else "by an old profile", why)
+    warnings = () if why == NOT_MEASURED else (why,)
+    return replace(plan, reasons=(*kept, reason), warnings=plan.warnings + warnings)
 
 
 def _tuned_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: BytesOf) -> Plan | None:

@@ -22,6 +22,7 @@ from .hardware import Hardware, from_json, to_json
 
 MOST_AGE = timedelta(days=30)
 MOST_BUSY = 0.5
+NOT_MEASURED = "this machine was not measured yet: run `hgguf profile`"
 _VERSION = 1
 
 
@@ -101,7 +102,7 @@ def load(path: Path | None = None) -> Profile | None:
 def with_profile(hardware: Hardware, profile: Profile | None) -> tuple[Hardware, str]:
     """The hardware with the rates of a profile, and a sentence when none could be used (empty: used)."""
     if profile is None:
-        return hardware, "this machine was not measured yet: run `hgguf profile`"
+        return hardware, NOT_MEASURED
     if profile.fingerprint != fingerprint_of(hardware):
         return hardware, "the profile is of another machine, engine or set of devices: run `hgguf profile` again"
     if profile.busy > MOST_BUSY:  # rates of several threads are then far too low, and a plan by them is worse than none

@@ -8,8 +8,9 @@ WORK holds the patched engine (build/bin), the stock one with llama-fit-params (
 the models (random Q4_K weights, right shapes). Each measurement is a process of its own, because the two engines cannot
 share one. A cache of the depth is filled once for each model with everything on the device and restored in each.
 Both sides keep scratch for the logits of one token, as llama-server does; llama-fit-params counts those of a whole
-micro-batch, so its budget is that much larger. Placements that come out near each other are measured again, both sides in turn. One JSON line a measurement in
-$OUT/plan_gpu.jsonl (WORK without OUT): a run that is cut off keeps what it has; `report` sums up.
+micro-batch, so its budget is that much larger. Placements that come out near each other are measured again, both sides
+in turn. One JSON line a measurement in $OUT/plan_gpu.jsonl (WORK without OUT): a run that is cut off keeps what it has;
+`report` sums up.
 """
 
 from __future__ import annotations

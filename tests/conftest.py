@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import socket
@@ -76,6 +77,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rpc_device(engine: Library) -> Iterator[str]:
     """HOST:PORT of a server in a child process that offers the CPU as a device of its own."""
+    with serving() as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """A server of one device, for as long as it is needed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
