@@ -5,15 +5,17 @@ Invariant: `close` is called once at the end of the block, whatever happened ins
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 
-class Closing:
+class Closing(ABC):
     """Base of what is opened and closed."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Gives back what is held."""
 
     def __enter__(self) -> Self:
         return self

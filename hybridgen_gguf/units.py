@@ -10,7 +10,7 @@ import re
 from .errors import UsageError
 
 _FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE | re.ASCII)
 _LARGEST = 1 << 60
 
 
@@ -19,10 +19,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"'{text}' is not a size", "write a number and a unit, such as 8GiB or 512M")
-    size = int(float(match[1]) * _FACTORS[match[2].upper()])
+    size = float(match[1]) * _FACTORS[match[2].upper()]
     if size > _LARGEST:
         raise UsageError(f"'{text}' is larger than any machine", "write a number and a unit, such as 8GiB or 512M")
-    return size
+    return int(size)
 
 
 def format_size(size: int) -> str:
