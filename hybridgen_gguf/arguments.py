@@ -183,7 +183,7 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
     if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
-        place["tier_cells"] = place["tier_type"] = place["tier_cpu_tokens"] = None
+        place |= dict.fromkeys(("tier_cells", "tier_type", "tier_cpu_tokens", "tier_share"))
     left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
     kinds = {key: value for key, value in kinds.items() if getattr(limits, key) == getattr(Limits(), key)}
     default = Placement()
@@ -195,7 +195,7 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
 def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a saved plan says about placement; older ones lack some of it."""
     devices, cells, kind = plan.get("devices"), plan.get("tier_cells"), plan.get("tier_type")
-    border = plan.get("tier_cpu_tokens")
+    border, share = plan.get("tier_cpu_tokens"), plan.get("tier_share")
     return {
         "overrides": _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None),
         "devices": None if devices is None else tuple(str(device) for device in devices),
@@ -208,6 +208,7 @@ def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "tier_cells": None if cells is None else _in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
         "tier_type": None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
         "tier_cpu_tokens": None if border is None else _in_range("--plan: tier_cpu_tokens", int(border), 0, 1 << 20),
+        "tier_share": None if share is None else min(max(float(share), 0.0), 1.0),
         "tier_policy": _one_of("--plan: tier_policy", str(plan.get("tier_policy", "fill")), KV_POLICIES),
     }
 

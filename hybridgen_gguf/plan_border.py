@@ -11,7 +11,7 @@ from .ggml_types import row_bytes
 from .plan_given import Given, use_of
 from .plan_parts import Plan
 from .rates import CPU
-from .tier_border import TierRates, cpu_tokens
+from .tier_border import TierRates, cpu_tokens, host_share
 
 
 def with_border(given: Given, plan: Plan) -> Plan:
@@ -27,7 +27,15 @@ def with_border(given: Given, plan: Plan) -> Plan:
     why = f"the CPU attends at {rates.cpu / 1e9:.1f} GB/s, the link copies {rates.link / 1e9:.1f} GB/s"
     what = f"on the CPU up to {border} tokens at once" if border else "on the device, after a copy"
     given.notes.because("attention to host cells", what, why)
-    return replace(plan, placement=replace(place, tier_cpu_tokens=border))
+    share = None
+    if border and place.tier_share is None and plan.kv.type_k == plan.kv.type_v == (place.tier_type or plan.kv.type_k):
+        memory = given.rates.read_gbps(CPU, plan.threads) * 1e9
+        share = host_share(rates, memory) or None
+        if share:
+            why = f"memory reads {memory / 1e9:.1f} GB/s, so the link can work beside the CPU"
+            given.notes.because("host cells to the device", f"{share:.0%} of them, while the CPU attends", why)
+    share = place.tier_share if share is None else share
+    return replace(plan, placement=replace(place, tier_cpu_tokens=border, tier_share=share))
 
 
 def tier_rates(given: Given, plan: Plan) -> TierRates | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DEFAULT_BORDER = 8  # the engine's own, where nothing was measured
+_LEAST_SHARE = 0.1  # below, joining the rows on the device costs about as much as it saves
 _TRIAL_STEPS = 3
 _LEAST_WAIT = 256  # tokens between two trials: three slow steps in so many cost little
 
@@ -41,6 +42,16 @@ def cpu_tokens(rates: TierRates, heads_per_kv_head: int, most: int = 64) -> int:
             break
         best = tokens
     return best
+
+
+def host_share(rates: TierRates, memory: float) -> float:
+    """The part of the host cells that the link carries while the CPU attends to the others; 0 where it is not worth it.
+
+    Both read the same memory, `memory` bytes a second: the link gets what the CPU leaves. In steps of a twentieth.
+    """
+    link = min(rates.link, memory - rates.cpu)
+    share = link / (rates.cpu + link) if link > 0 and rates.cpu > 0 else 0.0
+    return int(share * 20) / 20 if share >= _LEAST_SHARE else 0.0
 
 
 def observed(rates: TierRates, bytes_host: int, cpu_s: float, weight: float = 0.25) -> TierRates:

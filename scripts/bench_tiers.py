@@ -3,9 +3,9 @@
     python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
 Stages: bandwidth; prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
-the device, against stock); border (the same with host cells copied to the device instead); overlap (both parts alone
-and together); details (contexts that fit, the fixed cost of a layer); long (131,072 tokens). One JSON line a
-measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
+the device, against stock); border (the same with a share of the host cells, or all, copied to the device); overlap
+(both parts alone and together); details (contexts that fit, the fixed cost of a layer); long (131,072 tokens). One
+JSON line a measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
 configuration restores that state, which does not depend on where cells lie.
 """
 
@@ -192,15 +192,19 @@ def details(b: Bench, depth: int) -> None:
     b.say("fixed cost of a layer", ms=round((few - none) / 32 * 1e3, 4))
 
 
-def border(b: Bench, depth: int) -> None:
-    """The two ways to attend to host cells with one token: on the CPU, or on the device after a copy."""
-    for kv in ("f16", "q8_0"):
-        seconds = {}
-        for name, cpu_tokens in (("on the CPU", 8), ("after a copy", 0)):
-            tiers = Tiers(share(depth, 0.25), cpu_tokens=cpu_tokens)
-            seconds[name] = b.decode(f"host cells {name}", kv, depth, tiers=tiers)
+def border(b: Bench, depth: int, kinds: tuple[str, ...] = ("f16", "q8_0")) -> None:
+    """Host cells with one token: all on the CPU, all on the device after a copy, and shares copied meanwhile."""
+    for kv in kinds:
+        milliseconds = {}
+        for share_ in (0.0, 0.2, 0.4, 0.6, 1.0):
+            tiers = Tiers(share(depth, 0.25), cpu_tokens=0 if share_ == 1 else 8, share=share_)
+            milliseconds[f"{share_:.1f} copied"] = round(
+                1e3 * b.decode("share of host cells", kv, depth, tiers=tiers), 3
+            )
         gb = per_cell(b, kv) * (depth - share(depth, 0.25)) / 1e9
-        b.say("border", kv=kv, **{k: round(v * 1e3, 3) for k, v in seconds.items()}, host_gb=round(gb, 3))
+        b.say(
+            "border", kv=kv, ms=milliseconds, host_gb=round(gb, 3), best_tps=round(1e3 / min(milliseconds.values()), 2)
+        )
 
 
 def per_cell(b: Bench, kv: str) -> float:

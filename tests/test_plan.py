@@ -178,7 +178,7 @@ def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
     placement = Placement(
         overrides=(("blk\\.1\\.", "CPU"),), devices=("GPU0", "GPU1"), split_mode="row", main_gpu=1,
         tensor_split=(3.0, 1.0), use_mmap=False, use_mlock=True, kv_offload=False, tier_cells=512, tier_type="q8_0",
-        tier_policy="recent", tier_cpu_tokens=2,
+        tier_policy="recent", tier_cpu_tokens=2, tier_share=0.25,
     )  # fmt: skip
     assert all(getattr(placement, f.name) != getattr(Placement(), f.name) for f in fields(Placement)), "one is left out"
     plan = replace(planned(CARD, Limits(n_ctx=4096)), flash_attention="on", placement=placement)

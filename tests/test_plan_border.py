@@ -46,3 +46,11 @@ def test_what_is_given_or_not_needed_stays(limits: Limits) -> None:
 def test_nothing_is_chosen_without_a_measured_link() -> None:
     hardware = replace(machine(8, 45, 14, CARD), links=())
     assert planned(hardware).placement.tier_cpu_tokens is None
+
+
+def test_the_link_helps_a_cpu_that_leaves_memory_idle() -> None:
+    plan = planned(machine(8, 45, 14, CARD, link=12))  # its attention reaches 0.7 of the memory's rate
+    assert plan.placement.tier_share == 0.25
+    assert any(r.name == "host cells to the device" and "25%" in r.value for r in plan.reasons)
+    other = planned(machine(8, 45, 14, CARD, link=12), replace(TIERED, kv_ram_type="q8_0"))
+    assert other.placement.tier_share is None, "rows of another type would have to be converted"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridgen_gguf.tier_border import Feedback, TierRates, cpu_tokens, observed
+from hybridgen_gguf.tier_border import Feedback, TierRates, cpu_tokens, host_share, observed
 
 rates = st.builds(TierRates, st.floats(1e8, 1e12), st.floats(1e8, 1e12), st.integers(1, 64))
 
@@ -29,6 +29,18 @@ def test_a_faster_cpu_never_moves_the_border_down_and_a_faster_link_never_up(
     border = cpu_tokens(r, group)
     assert cpu_tokens(replace(r, cpu=r.cpu * f), group) >= border
     assert cpu_tokens(replace(r, link=r.link * f), group) <= border
+
+
+def test_the_link_carries_what_the_cpu_leaves_of_the_memory() -> None:
+    assert host_share(TierRates(cpu=34e9, link=55e9), memory=93e9) == 0.6  # bound by arithmetic: the link works fully
+    assert host_share(TierRates(cpu=72e9, link=55e9), memory=93e9) == 0.2
+    assert host_share(TierRates(cpu=40e9, link=25e9), memory=42e9) == 0.0  # the CPU takes it all
+    assert host_share(TierRates(cpu=0.0, link=25e9), memory=42e9) == 0.0
+
+
+@given(rates, st.floats(1e8, 1e12))
+def test_a_share_is_a_share(r: TierRates, memory: float) -> None:
+    assert 0 <= host_share(r, memory) < 1
 
 
 @given(rates, st.floats(1e8, 1e12))
@@ -98,7 +110,8 @@ def test_feedback_ends_on_the_faster_side(cpu: float, link: float, start: int) -
     machine = Machine(cpu, link, start)
     feedback = feedback_of(machine, start)
     machine.run(feedback, 20)
-    assert feedback.border == machine.border == cpu_tokens(TierRates(cpu, link), 4) or abs(cpu / link - 1) < 1e-6
+    least, most = (cpu_tokens(TierRates(cpu * f, link), 4) for f in (1 - 1e-6, 1 + 1e-6))
+    assert least <= feedback.border == machine.border <= most
     assert abs(feedback.rates.cpu / cpu - 1) < 1e-6 and abs(feedback.rates.link / link - 1) < 1e-6
 
 

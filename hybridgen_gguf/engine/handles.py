@@ -246,7 +246,8 @@ def _tiers_of(settings: ContextSettings) -> Tiers | None:
     if place.tier_cells is None or place.tier_cells >= settings.n_ctx:
         return None
     kind = place.tier_type
-    return Tiers(place.tier_cells, kind, kind, policy=place.tier_policy, cpu_tokens=place.tier_cpu_tokens)
+    share = place.tier_share or 0.0
+    return Tiers(place.tier_cells, kind, kind, place.tier_policy, cpu_tokens=place.tier_cpu_tokens, share=share)
 
 
 class Context(Closing):

@@ -21,7 +21,8 @@ class Placement:
 
     `overrides`: (tensor name pattern, buffer type name), llama.cpp's `-ot`. `tier_cells`: KV cells on the device, the
     rest in host memory as `tier_type` (None: as on the device); None: one memory. `tier_policy`: which cells those are;
-    `tier_cpu_tokens`: micro-batches up to so many tokens attend to host cells on the CPU, larger ones on the device.
+    `tier_cpu_tokens`: micro-batches up to so many tokens attend to host cells on the CPU, larger ones on the device;
+    `tier_share`: part of the host cells that goes to the device meanwhile; None: none.
     """
 
     overrides: tuple[tuple[str, str], ...] = ()
@@ -36,6 +37,7 @@ class Placement:
     tier_type: str | None = None
     tier_policy: str = "fill"
     tier_cpu_tokens: int | None = None
+    tier_share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class _Tiers(Structure):
         ("sinks", c_uint32),
         ("block", c_uint32),
         ("cpu_tokens", c_int32),
+        ("share", c_uint32),
         ("pinned", c_int32),
     )
 
@@ -68,6 +69,8 @@ _HG_TIERS: dict[str, tuple[object, tuple[object, ...]]] = {
     "hg_kv_tiers_message": (c_char_p, ()),
     # bool hg_get_kv_counters(const struct llama_context * ctx, struct hg_kv_counters * out);
     "hg_get_kv_counters": (c_bool, (c_void_p, POINTER(_Counters))),
+    # bool hg_kv_set_share(struct llama_context * ctx, uint32_t share);
+    "hg_kv_set_share": (c_bool, (c_void_p, c_uint32)),
     # bool hg_kv_set_cpu_tokens(struct llama_context * ctx, int32_t cpu_tokens);
     "hg_kv_set_cpu_tokens": (c_bool, (c_void_p, c_int32)),
 }
@@ -80,6 +83,7 @@ class Tiers:
 
     type_k, type_v: types of host cells; None: as on the device. cpu_tokens: the largest micro-batch for which the CPU
     attends to host cells; larger ones have them copied to the device; None: the engine's default; 0: never the CPU.
+    share: part of the host cells (0 to 1) that is copied to the device while the CPU attends to the others.
     """
 
     cells_device: int
@@ -89,6 +93,7 @@ class Tiers:
     sinks: int = 4
     block: int = 256
     cpu_tokens: int | None = None
+    share: float = 0.0
     pinned: bool = True
 
 
@@ -146,6 +151,7 @@ def pending(library: Library, tiers: Tiers | None) -> Iterator[Asked]:
         sinks=tiers.sinks,
         block=tiers.block,
         cpu_tokens=-1 if tiers.cpu_tokens is None else tiers.cpu_tokens,
+        share=round(tiers.share * 1000),
         pinned=int(tiers.pinned),
     )
     library.llama.hg_set_kv_tiers(ctypes.byref(request))

@@ -90,6 +90,15 @@ def test_micro_batches_of_2048_tokens(rpc_device: str, model: Path, prefetch: st
         assert (counters["stores_sent"] > 0) == (name != "q8_0"), "another type is made by the CPU"
 
 
+@pytest.mark.parametrize("prefetch", ["off", "on"])
+def test_host_cells_shared_between_cpu_and_device(rpc_device: str, model: Path, prefetch: str) -> None:
+    for name, found in scenario("shared", rpc_device, model, prefetch).items():
+        assert_same(found, 0.3 if "q8_0" in name else 2e-2)
+        counters = found["counters"]
+        assert counters["bytes_host"] > 0 and counters["head_starts"] > 0
+        assert counters["steps_streamed"] < counters["steps_tiered"]
+
+
 def test_rows_that_are_scattered_are_stored_by_the_cpu(rpc_device: str, model: Path) -> None:
     found = scenario("scattered", rpc_device, model)
     assert_same(found)

@@ -179,6 +179,26 @@ def large_batches(model: Model) -> Any:
     return {name: compare(model, work, tiers, n_ctx=2560, n_ubatch=2048) for name, tiers in kinds.items()}
 
 
+def shared(model: Model) -> Any:
+    """A part of the host cells goes to the device while the CPU attends to the others."""
+    text = tokens_of(model, 1300)
+
+    def work(run: Run) -> Logits:
+        rows = [run.feed(text[:900])]
+        rows += [*run.steps(text[900:910]), run.feed(text[910:914])]
+        run.api.llama_memory_seq_rm(run.memory, 0, 400, 420)  # new cells take the place: these must not be copied ahead
+        rows += [*run.steps(text[914:940]), run.feed(text[940:1100]), *run.steps(text[1100:1104])]
+        return np.stack(rows)
+
+    found = {}
+    for kind in ("f16", "q8_0"):
+        for share in (0.3, 0.9):
+            for cells in (0, 200):
+                tiers = Tiers(cells, share=share)
+                found[f"{kind}, {share} of all but {cells}"] = compare(model, work, tiers, n_ctx=1280, kind=kind)
+    return found
+
+
 def scattered(model: Model) -> Any:
     """A prompt whose rows fill many small holes in host memory, attended on the device."""
     text = tokens_of(model, 500)
