@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .tune import Search, Trial
     from .tuned import Setting
 
-_LAST_SECONDS = 2.0  # of a search's time: what was found is put into words and remembered
+_LAST_SECONDS = 3.0  # of the time given: Python starts, and what was found is put into words and remembered
 
 
 @contextlib.contextmanager
