@@ -27,6 +27,7 @@ from .options import (
     SampleFlags,
     takes,
 )
+from .printable import printable
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -213,6 +214,8 @@ def _gave_up(why: str) -> NoReturn:
 def _invoke(arguments: list[str]) -> Any:
     # Not by calling the command: that would turn a closed pipe into exit code 1 before it gets here.
     command = typer.main.get_command(app)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     with command.make_context("hgguf", merge_words(arguments or ["--help"])) as context:
         return command.invoke(context)
 
@@ -257,7 +260,32 @@ def _usage_error(problem: ClickException, arguments: list[str]) -> UsageError:
     for phrase, needed in _NEEDED.items():
         if phrase in text:
             text = f"{_where(getattr(problem, 'param', None), context, arguments)}: {needed} is needed"
-    return UsageError(text[:1].lower() + text[1:], f"see `{command} --help`")
+    return UsageError(text[:1].lower() + text[1:], _meant(text, command, arguments) or f"see `{command} --help`")
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("chat", "ask", "generate", "complete", "completion", "cli"), "hgguf run MODEL"),
+    **dict.fromkeys(("list", "ls", "ps"), "hgguf models"),
+    **dict.fromkeys(("download", "fetch", "get"), "hgguf pull NAME"),
+    **dict.fromkeys(("info", "show", "dump"), "hgguf inspect MODEL"),
+    **dict.fromkeys(("check", "verify"), "hgguf validate FILE"),
+    **dict.fromkeys(("version",), "hgguf --version"),
+}
+
+
+def _meant(text: str, command: str, arguments: list[str]) -> str:
+    """What whoever made a common slip may have wanted; empty when nothing comes to mind."""
+    from .make.registry import is_known
+
+    first = arguments[0] if arguments else ""
+    if text.startswith("No such command"):
+        if first in _ELSEWHERE:
+            return f"did you mean `{_ELSEWHERE[first]}`?"
+        if first.lower().endswith(".gguf") or is_known(first):
+            return f"did you mean `hgguf run {printable(first)}`?"
+    if text.startswith("Got unexpected extra argument") and command == "hgguf run":
+        return 'a prompt is given with -p "..."'
+    return ""
 
 
 def _unexpected(problem: Exception) -> HgError:

@@ -397,6 +397,34 @@ def test_llama_cpps_spellings_are_taken() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        *((["x.gguf", "-p", "hi"], "hgguf run x.gguf"), (["smollm2-135m"], "hgguf run smollm2-135m")),
+        *((["chat", "x"], "hgguf run MODEL"), (["ls"], "hgguf models"), (["version"], "hgguf --version")),
+        *(
+            (["download", "x"], "hgguf pull NAME"),
+            (["rum", "x"], "see `hgguf --help`"),
+            (["xyz"], "see `hgguf --help`"),
+        ),
+        *((["run", "x.gguf", "hello"], '-p "..."'), (["plan", "x.gguf", "hello"], "see `hgguf plan --help`")),
+        (["help", "nope"], "see `hgguf --help`"),
+    ],
+)
+def test_common_slips(capsys: pytest.CaptureFixture[str], words: list[str], hint: str) -> None:
+    done = call(capsys, *words)
+    refused(done, 2)
+    assert hint in done.err.splitlines()[1]
+    broken = call(capsys, *words, HGGUF_MODELS_FILE="/nowhere")
+    assert broken.code == 2 and "Traceback" not in broken.err
+
+
+def test_help_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ((), ("run",), ("bench", "attention")):
+        done = call(capsys, "help", *verb)
+        assert done.code == 0 and done.out == call(capsys, *verb, "--help").out
+
+
 # --- the edges ---
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from ..errors import ConfigError, NotFound, UsageError
+from ..errors import ConfigError, HgError, NotFound, UsageError
 from ..printable import printable
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,40}))?", re.ASCII)
@@ -169,6 +169,14 @@ def load_registry(own: Path | None = None) -> Registry:
             names.setdefault(name, entry)
     names.update(entries)
     return Registry(tuple(entries.values()), names)
+
+
+def is_known(text: str) -> bool:
+    """Whether `text` is a path that exists or a name; never raises."""
+    try:
+        return _exists(text) or text.lower() in load_registry().names
+    except HgError:
+        return False
 
 
 def _exists(text: str) -> bool:
