@@ -19,7 +19,8 @@ from .plan_tiers import described, device_kv, may_choose
 from .units import format_size
 
 _LARGER_BATCHES = (1024, 2048)
-_WORTH = 1.03  # times the least seconds: larger batches do not take memory for less, and KV is not parted for less
+_WORTH = 1.03  # times the least seconds: larger batches do not take memory for less
+_WORTH_TIERS = 1.005  # KV is not parted for less; with more, a little more memory could be predicted slower
 
 
 def choose_placement(given: Given, plan: Plan) -> Plan:
@@ -66,7 +67,7 @@ def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Fast | Non
         return one
     if two is None or not two.placed.layers:
         return one
-    if one is not None and two.placed.seconds * _WORTH >= one.placed.seconds:
+    if one is not None and two.placed.seconds * _WORTH_TIERS >= one.placed.seconds:
         return one
     return replace(two, otherwise=one.placed.seconds if one is not None else None)
 
@@ -137,7 +138,7 @@ def _explain_placement(given: Given, chosen: Fast, budgets: Mapping[str, int]) -
     if problem.n - 1 in placed.heavy_on_host:
         given.notes.because("overrides", "output on the CPU", "loses the fewest seconds per byte freed")
     if cells is not None and given.limits.kv_vram is None:
-        gain = f"{chosen.otherwise / placed.seconds:.1f} times as fast as in one memory; " if chosen.otherwise else ""
+        gain = f"{chosen.otherwise / placed.seconds:.2f} times as fast as in one memory; " if chosen.otherwise else ""
         why = f"{gain}the CPU attends to those in host memory while the device attends to its own"
         given.notes.instead("kv tiers", described(chosen.plan.n_ctx, cells), why)
     if len(placed.counts) > 1:

@@ -26,6 +26,7 @@ MODELS = {
     "32B dense": dense(64, 5120, 27648, 40, 8, 152064),
     "30B-A3B experts": moe(48, 2048, 768, 32, 4, 151936, 128, 8),
 }
+USES = ((8192, 4096, "decode"), (8192, 4096, "prompt"), (32768, 32768, "decode"))
 
 
 def described(hardware: Hardware, shape: ModelShape, limits: Limits) -> Plan:
@@ -35,15 +36,16 @@ def described(hardware: Hardware, shape: ModelShape, limits: Limits) -> Plan:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_golden(name: str) -> None:
-    lines = [f"{name}: plans for a context of 8192 tokens, 4096 of them in use\n"]
+    lines = [f"{name}: plans for a context of 8192 tokens, 4096 of them in use, and for 32768, all of them in use\n"]
     for model, shape in MODELS.items():
-        for goal in ("decode", "prompt"):
+        for n_ctx, depth, goal in USES:
+            title = f"\n== {model}, {n_ctx} tokens, goal {goal}\n"
             try:
-                plan = described(MACHINES[name], shape, Limits(n_ctx=8192, depth=4096, goal=goal, ram=60 << 30))
+                plan = described(MACHINES[name], shape, Limits(n_ctx=n_ctx, depth=depth, goal=goal, ram=60 << 30))
             except Exception as error:  # the golden file says what a user would read
-                lines.append(f"\n== {model}, goal {goal}\n{type(error).__name__}: {error}\n")
+                lines.append(f"{title}{type(error).__name__}: {error}\n")
                 continue
-            lines.append(f"\n== {model}, goal {goal}\n{' '.join(plan.as_arguments())}\n")
+            lines.append(f"{title}{' '.join(plan.as_arguments())}\n")
             for use in plan.memory:
                 sizes = [f"{format_size(size):>10}" for size in (use.weights, use.kv, use.compute, use.total)]
                 lines.append("{:5} weights {}, KV {}, scratch {}, total {}\n".format(use.device, *sizes))
