@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from hf_folder import write_json, write_safetensors
+from make_cli import hgguf
 
 from hybridgen_gguf.engine.handles import Context, Model
 from hybridgen_gguf.engine.library import Library
@@ -57,6 +62,34 @@ def test_smollm2_comes_back_as_it_was(engine: Library, smollm2: Path, tmp_path: 
     for prompt in ("The capital of France is", "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"):
         assert _greedy(target, prompt) == _greedy(smollm2, prompt)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["smol", "smol.gguf", "smol.gguf.json"]
+
+
+def test_a_folder_becomes_a_file_of_the_size_asked_for(engine: Library, smollm2: Path, tmp_path: Path) -> None:
+    # SmolLM2's first two layers: its vocabulary is recognised, and measuring takes seconds.
+    folder, target, text = tmp_path / "smol", tmp_path / "o.gguf", tmp_path / "t.txt"
+    subprocess.run([sys.executable, ROOT / "scripts" / "rebuild_hf_folder", smollm2, folder], check=True)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_json(folder / "config.json", config | {"num_hidden_layers": 2})
+    kept = {name: values for name, values in _tensors(folder) if not re.search(r"layers\.([2-9]|\d\d)\.", name)}
+    write_safetensors(folder / "model.safetensors", kept)
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 60, encoding="utf-8")
+    command = ["quantize", folder, target, "--target-size", "24MB", "--text", text, "--chunk", "64", "--chunks", "2"]
+    done = hgguf(*command, "--report", "--json", timeout=600)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert 21_000_000 < target.stat().st_size == made["bytes"] <= 24_000_000
+    assert len(set(made["types"]) - {"F32"}) > 1 and 0 < made["quality"]["kld"] < 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["o.gguf", "o.gguf.json", "smol", "t.txt"]
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The F32 tensors of a folder's one safetensors file."""
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    for name, info in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, end = info["data_offsets"]
+            yield name, np.frombuffer(data[start + first : start + end], np.float32).reshape(info["shape"])
 
 
 @pytest.mark.skipif(

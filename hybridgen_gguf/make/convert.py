@@ -23,7 +23,7 @@ from . import recipe
 from .child import run_job, stoppable
 from .folder import Folder, hashed_files, read_folder
 from .hashing import sha256_of
-from .target import check_room, check_target, publish, remove, scratch_for, shown, sweep
+from .target import check_room, check_target, publish, remove, scratch_for, shown, starts_again
 
 Progress = Callable[[str, int, int], None]
 TYPES = ("auto", "f16", "bf16", "q8_0", "f32")
@@ -99,8 +99,7 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
         _check_pre_tokenizer(options.pre_tokenizer, source_dir)
         _check_packages()
         check_room(options.target, _expected_bytes(folder, options.type))
-        again = sweep(options.target)
-        warnings = _warnings(options, folder, bool(again))
+        warnings = starts_again(options.target) + _warnings(options, folder)
         return _run(options, folder, source_dir, warnings, progress)
 
 
@@ -149,10 +148,8 @@ def _expected_bytes(folder: Folder, kind: str) -> int:
     return int(weights * each) + 200 * len(folder.tokens) + (1 << 20)
 
 
-def _warnings(options: ConvertOptions, folder: Folder, again: bool) -> tuple[str, ...]:
+def _warnings(options: ConvertOptions, folder: Folder) -> tuple[str, ...]:
     found = []
-    if again:
-        found.append("an earlier conversion was interrupted; it starts again from the beginning")
     if options.trust_remote_code:
         found.append("code from the model's folder may run, because --trust-remote-code was given")
     elif folder.wants_code:

@@ -22,7 +22,7 @@ from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, qu
 from .report import Report, ReportOptions, plot, report
 from .report import as_json as report_json
 from .sensitivity import Measurement, choose, measure
-from .target import check_source, check_target, sweep, work_folder
+from .target import check_source, check_target, starts_again, work_folder
 
 Progress = Callable[[str, int, int], None]
 _MEASURED_CHUNKS = 4
@@ -62,12 +62,13 @@ def make(options: MakeOptions, progress: Progress) -> Made:
     """Writes the quantized file, its manifest, and the report when asked for. Raises what its steps raise."""
     _check(options)
     _check_target(options)
+    again = starts_again(options.quantize.target)
     with stoppable(), work_folder(options.quantize.target) as work:
         quantizing, warnings = _as_gguf(options.quantize, work, progress)
         quantizing, measured = _with_chosen_types(options, quantizing, work, progress)
         result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
         found = _report(options, quantizing.source, result, progress) if options.report else None
-    return Made(result, found, warnings + result.warnings, measured)
+    return Made(result, found, again + warnings + result.warnings, measured)
 
 
 def plan(options: MakeOptions, progress: Progress) -> tuple[Forecast, HgError | None]:
@@ -127,7 +128,6 @@ def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[
     from .convert import ConvertOptions, convert
 
     check_target(options.target, [options.source])
-    sweep(options.target)
     work.mkdir(exist_ok=True)
     name = options.source.resolve().name
     done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name), progress)
@@ -154,7 +154,6 @@ def _with_chosen_types(
     refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
     measured = options.measured
     if measured is None:
-        sweep(base.target)
         work.mkdir(exist_ok=True)
         comparison = _comparison(options, model.path, base, first, work)
         measured = measure(model, first, job_options(base, model, {}), comparison, progress)

@@ -22,7 +22,7 @@ from .child import run_job, stoppable
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
 from .hashing import HashInBackground, sha256_of
-from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, sweep, sync
+from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again, sync
 
 Progress = Callable[[str, int, int], None]
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
@@ -86,7 +86,7 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
         hashes = HashInBackground(model.paths)
         # The source is hashed while it is quantized; its digest is put into the header at the end.
         made_of = _recipe(options, recipe.UNKNOWN, sha256_of(options.imatrix) if options.imatrix else "")
-        sweep(options.target)
+        warnings += starts_again(options.target)
         return _run(options, model, made_of, warnings, hashes, progress)
 
 

@@ -107,6 +107,12 @@ def sweep(target: Path) -> list[Path]:
     return removed
 
 
+def starts_again(target: Path) -> tuple[str, ...]:
+    """Sweeps, and what to tell when something was left."""
+    told = "an earlier run for this output was interrupted; it starts again from the beginning"
+    return (told,) if sweep(target) else ()
+
+
 def remove(path: Path) -> None:
     """Deletes a scratch file or folder if it is there."""
     if path.is_dir() and not path.is_symlink():
