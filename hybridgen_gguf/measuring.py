@@ -66,6 +66,7 @@ def profile_verb(model: str | None, as_json: bool, rpc: str | None, show_only: b
     if found is not None:
         _say_why_again(found, hardware, show_only)
     if not show_only:
+        profiles.check_can_write(path, "HGGUF_PROFILE")
         found = _measured(hardware, model, endpoints_of(rpc))
         profiles.save(found, path)
     if found is None:
@@ -142,7 +143,8 @@ def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_
     """`hgguf tune`. The exit code."""
     from .loader import prepare
     from .run import find_shown
-    from .tuned import Tuned, key_of, remember
+    from .profile import check_can_write
+    from .tuned import Tuned, key_of, remember, tuned_path
 
     if not 1 <= seconds <= 3600:
         raise UsageError(f"--seconds {seconds:g} is out of range", "give 1 to 3600")
@@ -151,6 +153,7 @@ def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_
     start = time.monotonic()
     path, _ = find_shown(model)
     limits = limits_of(place)
+    check_can_write(tuned_path(), "HGGUF_DATA")
     prepared = prepare(path, limits, rpc=endpoints_of(place.rpc))
     left = seconds - _LAST_SECONDS - (time.monotonic() - start)
     found = _searched(prepared, limits, left, quality)

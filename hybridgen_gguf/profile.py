@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from .errors import HgError
+from .errors import HgError, NoSpace
 from .hardware import Hardware, from_json, to_json
 
 MOST_AGE = timedelta(days=30)
@@ -71,6 +71,17 @@ def save(profile: Profile, path: Path | None = None) -> Path:
     data = {**asdict(profile), "hardware": to_json(profile.hardware)}
     write_whole(path, json.dumps(data, indent=1).encode())
     return path
+
+
+def check_can_write(path: Path, variable: str) -> None:
+    """Raises NoSpace when `path` cannot be written: better before a minute of measuring than after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}, so nothing could be remembered"
+        raise NoSpace(what, f"set {variable} to a place of yours") from None
 
 
 def write_whole(path: Path, data: bytes) -> None:
