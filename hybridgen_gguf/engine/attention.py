@@ -104,7 +104,7 @@ def _open(folder: Path, name: str) -> ctypes.CDLL:
 
 
 def attention_isa() -> str:
-    """The instruction set of the fast kernels (`avx512`, `avx2`, `neon`, `portable`), or `stock` without them."""
+    """The fast kernels' instruction set (`avx512-vnni`, `avx512`, `avx2`, `neon`, `portable`); `stock` without them."""
     _, cpu, fast = _libraries()
     return str(cpu.hg_attention_isa().decode()) if fast else "stock"
 

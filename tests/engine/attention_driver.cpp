@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -282,19 +283,24 @@ static double run(Random & r, const Case & c) {
     return std::sqrt(wrong) / (whole > 0 ? std::sqrt(whole) : 1.0);
 }
 
+// Integer products round queries and weights to 16 bits. Scales here differ by a factor of 2^8 between cells; stock has 5e-3.
+static double limit(const Case & c) {
+    const bool quantized = block_size(c.type_k) > 1 || block_size(c.type_v) > 1;
+    return quantized && c.tokens <= 8 && std::strcmp(hg_attention_isa(), "avx512-vnni") == 0 ? 4e-4 : 3e-6;
+}
+
 int main(int argc, char ** argv) {
     for (int h = 0; h < 1 << 16; h++) {
         ggml_table_f32_f16[h] = half_to_float((uint16_t) h);
     }
     const uint64_t seed  = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : std::random_device()();
     const int      cases = argc > 2 ? std::atoi(argv[2]) : 200;
-    const double   limit = 3e-6;
     double worst = 0;
     for (int i = 0; i < cases; i++) {
         Random r(seed + (uint64_t) i);
         const Case c = random_case(r);
         const double error = run(r, c);
-        if (!(error <= limit)) {
+        if (!(error <= limit(c))) {
             std::printf("seed %llu: error %g: types %d/%d size %d/%d heads %d/%d cells %d tokens %d streams %d threads %d mask %d/%d "
                         "holes %g sinks %d softcap %g bias %g\n",
                         (unsigned long long) (seed + (uint64_t) i), error, c.type_k, c.type_v, c.size, c.size_v, c.heads, c.kv_heads,

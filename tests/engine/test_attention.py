@@ -170,7 +170,8 @@ def test_results_do_not_depend_on_the_run() -> None:
 def test_the_kernels_are_built_for_this_machine() -> None:
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     if "avx512vl" in flags and "avx512bw" in flags and "avx512dq" in flags:
-        assert attention_isa() == "avx512"
+        integers = "avx512_vnni" in flags and "avx512vbmi" in flags
+        assert attention_isa() == ("avx512-vnni" if integers else "avx512")
     elif "avx2" in flags and "f16c" in flags and "fma" in flags:
         assert attention_isa() == "avx2"
     else:
