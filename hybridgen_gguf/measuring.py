@@ -142,8 +142,8 @@ def _number(value: float | None) -> str:
 def tune_verb(model: str, place: PlaceFlags, seconds: float, quality: float, as_json: bool) -> int:
     """`hgguf tune`. The exit code."""
     from .loader import prepare
-    from .run import find_shown
     from .profile import check_can_write
+    from .run import find_shown
     from .tuned import Tuned, key_of, remember, tuned_path
 
     if not 1 <= seconds <= 3600:
