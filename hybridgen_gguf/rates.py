@@ -130,6 +130,9 @@ class Rates:
         many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", use.type_k.upper(), threads)
         if few is None or many is None:
             return stored / (self._nominal_gbps(place, threads) * 0.5e9)
+        if place != CPU and cells > FEW_CELLS and many.gflops > few.gflops:  # more cells occupy a GPU better
+            share = min(math.log(cells / FEW_CELLS) / math.log(MANY_CELLS / FEW_CELLS), 1.0)
+            few = replace(few, gflops=few.gflops * (many.gflops / few.gflops) ** share)
         gflops = _by_depth(few.gflops, max(many.gflops, few.gflops * _LEAST_AT_DEPTH), cells)
         return max(flops / (gflops * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
 

@@ -71,3 +71,17 @@ def test_nominal_rates_are_positive_and_predict_nothing() -> None:
     plan = make_plan(machine(8, 60, 28), SHAPE, Limits(n_ctx=1024), lambda _: (MemoryUse("CPU", 0, 0, 0),))
     assert predict(Rates(bare), work_of(SHAPE), plan, 512) is None
     assert predict(Rates(CARD), work_of(SHAPE), plan, 512) is not None
+
+
+def test_a_device_may_be_faster_with_more_cells() -> None:
+    """A GPU's rate grows with the cells up to the most that were measured; the time still never falls."""
+    quick = tuple(
+        replace(rate, gflops=rate.gflops * 2.4) if rate.operation == "attention-8192" else rate
+        for rate in CARD.devices[0].kernels
+    )
+    card = replace(CARD, devices=(replace(CARD.devices[0], kernels=quick, read_gbps=4000.0),))
+    layer, use = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv), replace(USE, depth=0)
+    found = [Rates(card).attention("GPU0", layer, use, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
+    same = [Rates(CARD).attention("GPU0", layer, use, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
+    assert found == sorted(found) and found[0] == same[0]
+    assert found[2] == pytest.approx(same[2] / 2.4) and found[3] == pytest.approx(4 * found[2])
