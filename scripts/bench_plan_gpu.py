@@ -2,7 +2,8 @@
 
     python bench_plan_gpu.py WORK [STAGE ...] [--threads 16] [--rpc HOST:PORT]
     stages, a model's also as MODEL:CONTEXTS:BUDGETS such as dense8:4096:4,6:
-    profile dense8 experts30 dense32 parts[:MODEL...] report; tiny: on a small model, to try the script
+    profile dense8 experts30 dense32 parts[:MODEL...] report; tiny: on a small model, to try the script;
+    record: WORK/plan_gpu.jsonl → WORK/plan-gpu.json with machine, date and --commit, for docs/benchmarks
 
 WORK holds the patched engine (build/bin), the stock one with llama-fit-params (stock/build/bin) and, made on first use,
 the models (random Q4_K weights, right shapes). Each measurement is a process of its own, because the two engines cannot
@@ -346,6 +347,27 @@ class Bench:
                      least=min(ratios), failed=len(pairs) - len(ratios))  # fmt: skip
 
 
+def record(log: Path, out: Path, commit: str) -> None:
+    """Writes what came back as one JSON file for docs/benchmarks."""
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    profile = next(row for row in rows if row["what"] == "profile")
+    devices = ", ".join(device["description"] for device in profile["devices"])
+    about = {"machine": f"{profile['cpu']['model']}, {profile['cpu']['logical']} CPUs; {devices}",
+             "date": profile["measured"][:10], "commit": commit, "command": "scripts/bench_plan_gpu.sh measure",
+             "links": profile["links"], "memory_read_gbps": profile["memory"]["read_gbps"]}  # fmt: skip
+    kept = [{key: short(value) for key, value in row.items()} for row in rows if row["what"] != "profile"]
+    out.write_text(json.dumps(about | {"measurements": kept}, indent=1) + "\n", encoding="utf-8")
+
+
+def short(side: Any) -> Any:
+    """A side of a pair without what its text says in fewer words."""
+    if not isinstance(side, dict) or "model" not in side:
+        return side
+    kept = {key: value for key, value in side.items() if key not in ("model", "context", "why")}
+    tiers = {key: side["model"]["placement"].get(key) for key in ("tier_cells", "tier_type", "tier_cpu_tokens")}
+    return kept | ({} if tiers["tier_cells"] is None else tiers)
+
+
 def middle(measured: list[dict[str, Any]]) -> dict[str, Any]:
     """The median of several measurements, with all of their speeds."""
     if not measured or "decode_tps" not in measured[0]:
@@ -360,6 +382,7 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", default=["profile", "dense8", "experts30", "dense32", "report"])
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--profile-seconds", type=float, default=17.0)
+    parser.add_argument("--commit", default="", help="for record: of the tree that was measured")
     parser.add_argument("--rpc", action="append", default=[], help="a server to use as the device, to try the script")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -370,6 +393,8 @@ def main() -> None:
     for stage in asked.stages:
         if stage == "profile":
             bench.profile()
+        elif stage == "record":
+            record(asked.work / "plan_gpu.jsonl", asked.work / "plan-gpu.json", asked.commit)
         elif stage == "report":
             bench.report()
         elif stage.startswith("parts"):

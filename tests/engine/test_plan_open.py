@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, serving
+from planned import gpu, machine
 from tinygguf import build
 
 from hybridgen_gguf import profile
 from hybridgen_gguf.engine.child import Child
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.loader import prepare, with_engine_devices
-from hybridgen_gguf.plan import Limits
+from hybridgen_gguf.engine.settings import Placement
+from hybridgen_gguf.loader import Prepared, open_model, oracle, prepare, with_engine_devices
+from hybridgen_gguf.plan import Limits, make_plan
 from hybridgen_gguf.probe import read_hardware
+from hybridgen_gguf.shape import read_shape
 
 MIB = 1 << 20
 # In a process of its own: devices stay registered.
@@ -119,3 +122,47 @@ def test_a_stale_profile_is_said(
     plan = prepare(tiny, Limits()).plan
     assert len(plan.warnings) == 1 and "run `hgguf profile` again" in plan.warnings[0]
     assert [reason.why for reason in plan.reasons if reason.name == "predicted"] == [plan.warnings[0]]
+
+
+def test_two_memories_by_the_planner_itself(engine: Library, rpc_device: str, tmp_path: Path) -> None:
+    """Where it is predicted fastest: foretold to the byte, within the budget, and host cells in use."""
+    model = build(tmp_path / "model.gguf", embd=256, ff=256, layers=16, ctx=8192, heads=4, kv=4, wtype="f16")
+    hardware = machine(2, 20, 8, gpu("RPC0", 8, 400, 40), split=1e-6)
+    kernels = tuple(
+        replace(rate, gflops=2 * rate.gflops)
+        if rate.operation.startswith("attention")
+        else replace(rate, gbps=rate.gbps / 5)
+        if rate.operation.startswith("matvec")
+        else rate
+        for rate in hardware.cpu.kernels
+    )
+    hardware = replace(hardware, cpu=replace(hardware.cpu, kernels=kernels))
+    place = Placement(use_mmap=False, devices=("RPC0",))  # others may be registered
+    limits = Limits(n_ctx=8192, depth=8000, vram=80 * MIB, n_ubatch=32, goal="decode", threads=1, placement=place)
+    shape = read_shape(model)
+    with Child((rpc_device,)) as child:
+        plan = make_plan(hardware, shape, limits, oracle(child, shape, hardware))
+    assert plan.placement.tier_cells is not None and plan.kv.cells_host > 0
+    assert plan.bytes_device <= 80 * MIB and plan.predicted is not None
+    plan = replace(plan, placement=replace(plan.placement, tier_cells=256))  # soon full
+    with Child((rpc_device,)) as child:
+        foretold = {use.device: use for use in oracle(child, shape, hardware)(plan) if use.total}
+    with open_model(Prepared(model, hardware, shape, plan, (rpc_device,))) as opened:
+        for _ in range(10):
+            assert opened.context.decode([5] * 32)
+        assert opened.context.decode([6])
+        opened.context.synchronize()
+        counters = opened.context.tier_counters()
+        assert counters is not None and counters.cells_host > 0 and counters.steps_tiered > 0
+        assert {use.device: use for use in opened.memory() if use.total} == foretold
+
+
+def test_flags_of_stock_for_a_plan_that_stock_cannot_do(engine: Library, rpc_device: str, model: Path) -> None:
+    command = [sys.executable, "-m", "hybridgen_gguf", "plan", str(model), "-c", "1024", "--rpc", rpc_device]
+    plain, parted = (
+        subprocess.run([*command, "--format", "args", *more], capture_output=True, text=True, timeout=120)
+        for more in ((), ("--kv-vram", "1MiB"))
+    )
+    assert plain.returncode == parted.returncode == 0
+    assert "nearest" not in plain.stderr and "two memories, which stock llama.cpp cannot" in parted.stderr
+    assert parted.stdout == plain.stdout and "-fa auto" in parted.stdout
