@@ -275,6 +275,7 @@ def long(b: Bench, depth: int) -> None:
     b.states.clear()
     b.decode("all on the device", "f16", depth, 8)
     b.decode("tiers 25 %", "f16", depth, 8, tiers=Tiers(share(depth, 0.25)))
+    b.decode("tiers 25 %", "f16", depth, 8, tiers=Tiers(share(depth, 0.25), share=0.4))
     b.states.clear()
 
 

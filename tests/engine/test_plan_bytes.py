@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,18 @@ def test_budgets_part_the_model(engine: Library, rpc_device: str, model: Path) -
     assert layers[0] == 0 and 0 < layers[1] < 9 and layers[2] == 9
 
 
-@pytest.mark.parametrize("kind", [None, "q8_0"])
+@pytest.mark.parametrize(("kind", "share"), [(None, None), ("q8_0", None), (None, 0.5)])
 def test_two_memories(
-    engine: Library, rpc_device: str, model: Path, kind: str | None, monkeypatch: pytest.MonkeyPatch
+    engine: Library,
+    rpc_device: str,
+    model: Path,
+    kind: str | None,
+    share: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Room for host rows that are copied ahead is foretold as well."""
     limits = Limits(n_ctx=4096, n_ubatch=128, n_gpu_layers=-1, flash_attention="on", kv_vram=8 * MIB, kv_ram_type=kind)
+    limits = replace(limits, placement=Placement(tier_share=share))
     scratch = {}
     for prefetch in ("off", "on"):
         monkeypatch.setenv("HGGUF_KV_PREFETCH", prefetch)  # for the child that counts
