@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from .errors import DoesNotFit, EngineError
 from .placement import Assignment, seconds_of
-from .plan_given import Given, device_budgets, largest
+from .plan_given import Given, depth_of, device_budgets, host_budget, largest
 from .plan_parts import Plan
 from .plan_rest import with_rest_filled
 from .plan_search import Fast, excess, fastest, one_memory, two_tiers
 from .plan_tiers import described, device_kv, may_choose
+from .rates import CPU
 from .units import format_size
 
 _LARGER_BATCHES = (1024, 2048)
@@ -32,9 +33,11 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     free = not (fixed.overrides or fixed.tensor_split or fixed.split_mode != "layer")
     if limits.n_gpu_layers is not None or not free:
         return _layers_by_count(given, plan, budgets)
-    found = [fast for size in _batches(given, plan, budgets) if (fast := _fastest(given, size, budgets)) is not None]
-    if not found:
+    first = _fastest(given, plan, budgets)
+    if first is None:
         return _layers_by_count(given, plan, budgets)
+    larger = [_fastest(given, replace(plan, n_ubatch=size), budgets) for size in _larger_batches(given, first, budgets)]
+    found = [first, *(fast for fast in larger if fast is not None)]
     least = min(fast.placed.seconds for fast in found)
     chosen = next(fast for fast in found if fast.placed.seconds <= least * _WORTH)  # smaller ones first
     if chosen.plan.n_ubatch != plan.n_ubatch:
@@ -44,13 +47,18 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     return _without_scratch(given, with_rest_filled(given, chosen, budgets), budgets)
 
 
-def _batches(given: Given, plan: Plan, budgets: Mapping[str, int]) -> list[Plan]:
-    """The plan with each batch size worth asking for: only prompts gain by larger ones, and each costs questions."""
-    limits = given.limits
-    left_open = limits.n_ubatch is None and limits.n_batch is None
-    if limits.goal != "prompt" or not left_open or not any(map(given.rates.computes_host_weights, budgets)):
-        return [plan]
-    return [replace(plan, n_ubatch=size) for size in (plan.n_ubatch, *_LARGER_BATCHES) if size <= plan.n_batch]
+def _larger_batches(given: Given, first: Fast, budgets: Mapping[str, int]) -> list[int]:
+    """Batch sizes worth asking for beside the default's: only prompts gain by them, where a GPU computes with weights
+    that it copies from the host, and each costs questions."""
+    limits, plan = given.limits, first.plan
+    if limits.n_ubatch is not None or limits.n_batch is not None or limits.goal == "decode":
+        return []
+    if not any(map(given.rates.computes_host_weights, budgets)):
+        return []
+    if limits.goal == "mixed" and (first.all_on_device or depth_of(given, plan) <= plan.n_ubatch):
+        return []
+    sizes = _LARGER_BATCHES if limits.goal == "prompt" else _LARGER_BATCHES[-1:]
+    return [size for size in sizes if size <= plan.n_batch]
 
 
 def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Fast | None:
@@ -67,9 +75,16 @@ def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Fast | Non
         return one
     if two is None or not two.placed.layers:
         return one
+    if one is not None and not _host_fits(given, two.plan) and _host_fits(given, one.plan):
+        return one
     if one is not None and two.placed.seconds * _WORTH_TIERS >= one.placed.seconds:
         return one
     return replace(two, otherwise=one.placed.seconds if one is not None else None)
+
+
+def _host_fits(given: Given, plan: Plan) -> bool:
+    used = given.bytes_of(plan)
+    return sum(use.total for use in used if use.device == CPU) <= host_budget(given.hardware, given.limits)
 
 
 def _without_device(given: Given, plan: Plan) -> Plan:

@@ -65,8 +65,8 @@ def test_few_questions() -> None:
     make_plan(ALONE, SHAPE, Limits(), alone)
     assert len(alone.asked) == 1
     make_plan(CARD, SHAPE, Limits(n_ctx=4096, vram=500 << 20), card)
-    assert len(card.asked) <= 6
-    assert len({plan.placement.tier_cells for plan in card.asked}) <= 4
+    assert len(card.asked) <= 12
+    assert len({(plan.placement.tier_cells, plan.n_ubatch) for plan in card.asked}) <= 8
 
 
 def test_experts_leave_first() -> None:
@@ -192,3 +192,14 @@ def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
     old = {key: value for key, value in plan.as_json().items() if not hasattr(placement, key)}
     saved.write_text(json.dumps(old), encoding="utf-8")
     assert limits_of(PlaceFlags(plan=str(saved))).placement == Placement()
+
+
+def test_batches_grow_where_prompts_gain() -> None:
+    """Weights on the host cross the link once for each batch; whoever only writes, or set a size, keeps it."""
+
+    def size(goal: str, **changes: int) -> int:
+        return planned(CARD, Limits(n_ctx=8192, goal=goal, **{"vram": 300 << 20, "depth": 6000, **changes})).n_ubatch  # type: ignore[arg-type]
+
+    assert size("prompt") == 2048 and size("mixed") == 2048
+    assert size("decode") == 512 and size("mixed", depth=300) == 512 and size("prompt", n_ubatch=256) == 256
+    assert size("mixed", vram=7 << 30) == 512, "all fits"

@@ -98,3 +98,14 @@ def test_tiers_are_left_where_they_cannot_be() -> None:
         wanted = Limits(n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode", flash_attention=limits.flash_attention,
                         stock_only=limits.stock_only, kv_vram=limits.kv_vram)  # fmt: skip
         assert make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan)).placement.tier_cells is None
+
+
+def test_host_memory_that_tiers_need_must_be_there() -> None:
+    """With less of it a plan that fits wins over one that would cut the context."""
+    hardware, shape = quick_attention(), SHAPES["much KV"]
+    wanted = Limits(n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode")
+    parted = make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan))
+    assert parted.placement.tier_cells is not None
+    tight = replace(wanted, ram=parted.bytes_host - MIB)
+    plan = make_plan(hardware, shape, tight, lambda plan: counted(shape, plan))
+    assert plan.bytes_host <= parted.bytes_host - MIB and plan.n_ctx == 32768
