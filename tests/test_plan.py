@@ -197,9 +197,12 @@ def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
 def test_batches_grow_where_prompts_gain() -> None:
     """Weights on the host cross the link once for each batch; whoever only writes, or set a size, keeps it."""
 
-    def size(goal: str, **changes: int) -> int:
-        return planned(CARD, Limits(n_ctx=8192, goal=goal, **{"vram": 300 << 20, "depth": 6000, **changes})).n_ubatch  # type: ignore[arg-type]
+    big = moe(48, 2048, 768, 32, 4, 151936, 128, 8)
 
-    assert size("prompt") == 2048 and size("mixed") == 2048
+    def size(goal: str, depth: int = 6000, n_ubatch: int | None = None) -> int:
+        return planned(CARD, Limits(n_ctx=8192, vram=6 * GIB, depth=depth, n_ubatch=n_ubatch, goal=goal), big).n_ubatch
+
+    assert size("prompt") > 512 and size("mixed") == 2048
     assert size("decode") == 512 and size("mixed", depth=300) == 512 and size("prompt", n_ubatch=256) == 256
-    assert size("mixed", vram=7 << 30) == 512, "all fits"
+    small = planned(CARD, Limits(n_ctx=8192, depth=6000))
+    assert small.n_ubatch == 512, "all fits"
