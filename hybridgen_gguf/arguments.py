@@ -22,6 +22,7 @@ from .plan import GOALS, Limits
 from .units import format_size, parse_size
 
 _LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
+_LONGEST_PLAN = 16 << 20  # bytes
 _MOST_DEVICES = 16  # llama_max_devices()
 _MOST_LAYERS = 9999  # what guides write for "all"; the engine's own limit is 512 layers
 _SAMPLE_NAMES = {  # flag's field: SampleOptions' field, where they differ
@@ -165,7 +166,8 @@ def _shares(text: str | None) -> tuple[float, ...]:
 def _from_plan_file(name: str, limits: Limits) -> Limits:
     """A saved plan fixes what the flags leave open."""
     try:
-        data = json.loads(Path(name).read_bytes())
+        with Path(name).open("rb") as file:
+            data = json.loads(file.read(_LONGEST_PLAN))
         plan = data.get("plan", data)
         fixed = {
             "n_ctx": int(plan["n_ctx"]),

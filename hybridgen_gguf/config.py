@@ -19,6 +19,8 @@ from typing import Any
 
 from .errors import ConfigError
 
+_LONGEST = 1 << 20  # bytes: somebody may name /dev/zero
+
 
 def config_path() -> Path:
     """Where the file is looked for."""
@@ -33,7 +35,8 @@ def read_config(known: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, A
     """Verb → parameter → value. `known`: verb → key → parameter. Raises ConfigError; no file is no error."""
     path = config_path()
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            tables = tomllib.loads(file.read(_LONGEST).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if os.environ.get("HGGUF_CONFIG"):
             raise ConfigError(f"HGGUF_CONFIG names {path}, which does not exist") from None

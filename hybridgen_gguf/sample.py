@@ -317,7 +317,8 @@ class Sampler:
         index = np.array([row for row in at.values() if row >= 0], np.int64)
         if not len(index):
             return
-        amounts = np.array([changed[token] for token, row in at.items() if row >= 0], np.float32)
+        with np.errstate(over="ignore"):  # what DRY takes off can be more than float32 holds: the token is banned then
+            amounts = np.array([changed[token] for token, row in at.items() if row >= 0]).astype(np.float32)
         if name == "penalties":
             logits[index] = steps.penalised(
                 logits[index], amounts, o.repeat_penalty, o.frequency_penalty, o.presence_penalty

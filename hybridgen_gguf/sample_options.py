@@ -14,6 +14,7 @@ DEFAULT_CHAIN = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "
 
 _ALIASES = {"nucleus": "top_p", "temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "typ": "typ_p"}
 _SEEDS = 1 << 32
+_LARGEST = 1e30  # of a number that is added to logits, some million times: float32 ends at 3.4e38
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,15 @@ class SampleOptions:
                     f"{flag} {value:g} is out of range", f"{flag} must be a number of at least {low:g}{upper}"
                 )
         for flag, number in self._finite():
-            if not math.isfinite(number):
-                raise UsageError(f"{flag} {number:g} is out of range", f"{flag} must be a finite number")
+            if not abs(number) <= _LARGEST:
+                what = f"{flag} {number:g} is out of range"
+                raise UsageError(what, f"{flag} must be a finite number, below {_LARGEST:g} in size")
         if self.repeat_penalty <= 0 or not math.isfinite(1 / self.repeat_penalty):
             raise UsageError(
                 f"--repeat-penalty {self.repeat_penalty:g} is out of range", "it must be above 0; 1 is off"
             )
         for token, bias in self.logit_bias:
-            if math.isnan(bias) or bias == math.inf or token < 0:
+            if not (abs(bias) <= _LARGEST or bias == -math.inf) or token < 0:
                 raise UsageError(
                     f"--logit-bias {token}:{bias:g} is out of range", "give a token id and a finite number, or -inf"
                 )

@@ -18,10 +18,10 @@ def parse_size(text: str) -> int:
     """Bytes of a size such as `512M`, `8GiB` or `1.5 GB`. Raises UsageError for anything else, and above 2**60."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"'{text}' is not a size", "write a number and a unit, such as 8GiB or 512M")
+        raise UsageError(f"'{text[:60]}' is not a size", "write a number and a unit, such as 8GiB or 512M")
     size = float(match[1]) * _FACTORS[match[2].upper()]
     if size > _LARGEST:
-        raise UsageError(f"'{text}' is larger than any machine", "write a number and a unit, such as 8GiB or 512M")
+        raise UsageError(f"'{text[:60]}' is larger than any machine", "write a number and a unit, such as 8GiB or 512M")
     return int(size)
 
 

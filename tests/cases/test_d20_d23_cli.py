@@ -30,12 +30,27 @@ def test_d20_off_values(tiny: Path, capsys: Capture) -> None:
         ("--temp", "nan"), ("--temp", "inf"), ("--top-p", "2"), ("--top-p", "-0.5"), ("--min-p", "5"),
         ("--repeat-penalty", "0"), ("--repeat-last-n", "-2"), ("--logit-bias", "5"), ("--logit-bias", "5+nan"),
         ("--logit-bias", "999999+1"), ("--logit-bias", "-5+1"), ("--samplers", "foo"), ("--logprobs", "-1"),
-        ("--dry-multiplier", "nan"), ("--top-k", "1.5"), ("--draws", "-1"),
+        ("--dry-multiplier", "nan"), ("--top-k", "1.5"), ("--draws", "-1"), ("--logit-bias", "5+1e39"),
+        ("--presence-penalty", "1e39"), ("--temp", "1e400"), ("--top-k", "-9223372036854775809"),
     ],
 )  # fmt: skip
 def test_d20_values_out_of_range_are_named(tiny: Path, capsys: Capture, flags: tuple[str, str]) -> None:
     done = call(capsys, "run", tiny, "-p", "Once", "-n", 2, *flags)
     refused(done, 2, flags[0])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--dry-multiplier", "1e30", "--dry-base", "1e30", "--dry-allowed-length", "1"),
+        ("--frequency-penalty", "1e30"), ("--frequency-penalty", "-1e30"), ("--repeat-penalty", "1e30"),
+        ("--temp", "5e-324"), ("--top-p", "1e-300"), ("--dynatemp-range", "1e30"), ("--logit-bias", "200-1e30"),
+    ],
+)  # fmt: skip
+def test_d20_values_at_the_edge_of_what_numbers_hold(tiny: Path, capsys: Capture, flags: tuple[str, ...]) -> None:
+    """Warnings are errors in tests, so an overflow would be one."""
+    done = call(capsys, "run", tiny, "-p", "hihihihihihihi", "-n", 12, "--ignore-eos", "-q", *flags)
+    assert (done.code, done.err) == (0, "")
 
 
 def test_d21_no_seed_is_random_and_reported(tiny: Path, capsys: Capture) -> None:

@@ -70,6 +70,12 @@ def test_d28_words_that_are_no_text(tiny: Path, capsys: Capture) -> None:
     refused(call(capsys, "run", tiny, "-p", "x", "--stop", broken, "-n", 1), 2, "a stop string is not valid text")
 
 
+def test_d28_files_without_an_end(tiny: Path, capsys: Capture) -> None:
+    refused(call(capsys, "run", tiny, "-p", "x", "--plan", "/dev/zero"), 2, "/dev/zero is not a plan")
+    refused(call(capsys, "models", HGGUF_CONFIG="/dev/zero"), 2, "/dev/zero is not valid TOML")
+    refused(call(capsys, "run", tiny, "-p", "x", "--chat-template", "/dev/zero"), 4, "no template file")
+
+
 def limited(tiny: Path, limit: int, value: int, *flags: str) -> Done:
     done = subprocess.run(
         [*COMMAND, "run", tiny, "-p", "hi", "-n", "1", *flags], capture_output=True, timeout=60, check=False,
