@@ -17,6 +17,7 @@ from ..errors import BadFile, EngineError
 from ..ggml_types import ggml_type, row_bytes
 from ..printable import printable
 from .binding import ggml, llama, on_log
+from .digest import Digests
 
 Options = Mapping[str, Any]
 Send = Callable[[Mapping[str, Any]], None]
@@ -30,37 +31,44 @@ _ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT: the quantizer pads to it whatever the
 _INT, _STR = 0, 3
 _NO_TYPE = 43  # GGML_TYPE_COUNT
 # A tensor is worked on in slabs of this size: the bytes are the same, the memory is bounded. 256 MiB takes 4 % more of
-# the processor's time than 16 (page faults), 1 MiB as much (threads started).
-_SLAB = 16 << 20
+# the processor's time than 64 or 16 (page faults), 1 MiB as much (threads started).
+_SLAB = 64 << 20
 
 
 def forecast_job(options: Options, _send: Send) -> dict[str, Any]:
     """`{tensors: [{name, rows, columns, from, to}], fallbacks: [...], needs_imatrix, meta_bytes}` of a run."""
-    return _forecast(options)
+    return _forecast(options)[0]
 
 
-def _forecast(options: Options) -> dict[str, Any]:
+def _forecast(options: Options) -> tuple[dict[str, Any], list[bytes]]:
+    """The forecast, and the headers of the files as the engine will write them."""
     log = _Log()
     params = _Params(options, dry_run=True)
     status = llama().llama_model_quantize(options["source"].encode(), b"", ctypes.byref(params.value))
     if status != 0:
         raise _refusal(log.text)
     tensors = _tensors(log.text)
-    return {
+    headers = _headers(options, {tensor["name"]: tensor["to"] for tensor in tensors})
+    found = {
         "tensors": tensors,
         "fallbacks": _fallbacks(log.text),
         "needs_imatrix": "will require an imatrix" in log.text,
-        "meta_bytes": _meta_bytes(options, {tensor["name"]: tensor["to"] for tensor in tensors}),
+        "meta_bytes": [len(header) for header in headers],
     }
+    return found, headers
 
 
 def quantize_job(options: Options, send: Send) -> dict[str, Any]:
     """Writes the quantized model to `options["scratch"]`, reporting `{"done": n, "of": m, "tensor": name}`.
 
-    With `options["ask"]` the forecast is sent first, and nothing is written before the parent has accepted it.
+    With `options["recipe"]` the forecast is sent first, and nothing is written before the parent has accepted it. The
+    result then has the digests of source and result, and the former lies in the file, under the key of the recipe.
     """
-    if options["ask"]:
-        send({"ask": _forecast(options)})
+    digests = None
+    if recipe := options.get("recipe"):
+        found, headers = _forecast(options)
+        send({"ask": found})
+        digests = Digests(options["shards"], recipe["written"], headers, recipe["key"], recipe["unknown"])
     log = _Log(lambda done, of, name: send({"done": done, "of": of, "tensor": name}))
     params = _Params(options, dry_run=False)
     status = llama().llama_model_quantize(
@@ -68,7 +76,8 @@ def quantize_job(options: Options, send: Send) -> dict[str, Any]:
     )
     if status != 0:
         raise _refusal(log.text)
-    return {"missing_imatrix": sorted(set(re.findall(r"did not find weights for (\S+)", log.text)))}
+    missing = sorted(set(re.findall(r"did not find weights for (\S+)", log.text)))
+    return {"missing_imatrix": missing, **(digests.finish() if digests else {})}
 
 
 class _Log:
@@ -199,23 +208,22 @@ def _refusal(log: str) -> EngineError | BadFile:
     return EngineError(f"the engine refused: {reason}")
 
 
-def _meta_bytes(options: Options, types: Mapping[str, str]) -> list[int]:
-    """Bytes of each output file's header: the steps of `llama_model_quantize_impl`, on the same writer."""
+def _headers(options: Options, types: Mapping[str, str]) -> list[bytes]:
+    """Each output file's header: the steps of `llama_model_quantize_impl`, on the same writer."""
     shards = [_Gguf(path) for path in options["shards"]]
-    groups = [shard.names() for shard in shards]
-    if not options["keep_split"]:
-        groups = [[name for names in groups for name in names]]
-    sizes = []
+    # In one file the tensors come in the order of the log, in parts as they lay.
+    groups = [shard.names() for shard in shards] if options["keep_split"] else [list(types)]
+    headers = []
     for index, names in enumerate(groups):
         out = _Gguf()
         if index == 0:
             out.set_header(shards[0], options)
         if len(groups) > 1:
-            out.set_split()
+            out.set_split(index, len(groups), len(types))
         for name in names:
             out.add(next(shard for shard in shards if shard.has(name)), name, ggml_type(types[name]).id)
-        sizes.append(out.meta_bytes())
-    return sizes
+        headers.append(out.header())
+    return headers
 
 
 class _InitParams(ctypes.Structure):
@@ -261,10 +269,10 @@ class _Gguf:
             else:
                 self._lib.gguf_set_val_str(self._handle, name.encode(), value.encode())
 
-    def set_split(self) -> None:
-        for key in _SPLIT_KEYS[:2]:
-            self._lib.gguf_set_val_u16(self._handle, key, ctypes.c_uint16(1))
-        self._lib.gguf_set_val_i32(self._handle, _SPLIT_KEYS[2], ctypes.c_int32(1))
+    def set_split(self, number: int, count: int, tensors: int) -> None:
+        for key, value in zip(_SPLIT_KEYS, (number, count), strict=False):
+            self._lib.gguf_set_val_u16(self._handle, key, ctypes.c_uint16(value))
+        self._lib.gguf_set_val_i32(self._handle, _SPLIT_KEYS[2], ctypes.c_int32(tensors))
 
     def add(self, source: _Gguf, name: str, type_id: int) -> None:
         self._lib.ggml_get_tensor.restype = ctypes.c_void_p
@@ -272,9 +280,12 @@ class _Gguf:
         self._lib.gguf_add_tensor(self._handle, ctypes.c_void_p(tensor))
         self._lib.gguf_set_tensor_type(self._handle, name.encode(), ctypes.c_int(type_id))
 
-    def meta_bytes(self) -> int:
+    def header(self) -> bytes:
         self._lib.gguf_get_meta_size.restype = ctypes.c_size_t
-        return int(self._lib.gguf_get_meta_size(self._handle))
+        size = int(self._lib.gguf_get_meta_size(self._handle))
+        data = ctypes.create_string_buffer(size)
+        self._lib.gguf_get_meta_data(self._handle, data)
+        return data.raw
 
     def _u32(self, key: bytes, value: int) -> None:
         self._lib.gguf_set_val_u32(self._handle, key, ctypes.c_uint32(value))

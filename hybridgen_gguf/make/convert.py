@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.digest import sha256_of
 from ..errors import EngineError, Failed, UsageError
 from ..ggml_types import row_bytes
 from ..printable import printable
@@ -22,7 +23,6 @@ from ..split import open_model_file
 from . import recipe
 from .child import run_job, stoppable
 from .folder import Folder, hashed_files, read_folder
-from .hashing import sha256_of
 from .target import check_room, check_target, publish, remove, scratch_for, shown, starts_again
 
 Progress = Callable[[str, int, int], None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.digest import sha256_of
 from ..engine.quantize import padded, tensor_bytes
 from ..errors import BadFile, EngineError, Failed, UsageError
 from ..ggml_types import ggml_type
@@ -21,8 +22,7 @@ from . import recipe
 from .child import run_job, stoppable
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
-from .hashing import HashInBackground, sha256_of
-from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again, sync
+from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again
 
 Progress = Callable[[str, int, int], None]
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
@@ -83,11 +83,10 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
         check_target(options.target, [*model.paths, *([options.imatrix] if options.imatrix else [])])
         for part in _part_names(options, model):
             check_target(part, model.paths)
-        hashes = HashInBackground(model.paths)
         # The source is hashed while it is quantized; its digest is put into the header at the end.
         made_of = _recipe(options, recipe.UNKNOWN, sha256_of(options.imatrix) if options.imatrix else "")
         warnings += starts_again(options.target)
-        return _run(options, model, made_of, warnings, hashes, progress)
+        return _run(options, model, made_of, warnings, progress)
 
 
 def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
@@ -237,7 +236,6 @@ def _run(
     model: ModelFile,
     made_of: dict[str, str],
     warnings: tuple[str, ...],
-    source: HashInBackground,
     progress: Progress | None,
 ) -> QuantizeResult:
     scratch = scratch_for(options.target)
@@ -248,7 +246,7 @@ def _run(
     job = {
         **job_options(options, model, made_of),
         "scratch": str(scratch / _stem(options.target) if parts else scratch),
-        "ask": True,
+        "recipe": {**recipe.place("source_sha256"), "written": [str(path) for path in written]},
     }
     plans: list[Forecast] = []
 
@@ -264,12 +262,7 @@ def _run(
         done = run_job("quantize", job, tell, [scratch])
         plan = plans[0]
         _check_sizes(written, plan)
-        made_of = {**made_of, "source_sha256": source.result()}
-        recipe.fill(written[0], "source_sha256", made_of["source_sha256"])
-        hashing = [HashInBackground((path,)) for path in written]
-        for path in written:
-            sync(path)  # the disk works while the digests are taken
-        hashes = tuple(each.result() for each in hashing)
+        made_of, hashes = {**made_of, "source_sha256": done["source_sha256"]}, tuple(done["sha256"])
         targets = parts or [options.target]
         # The first part comes last: a set without it is not taken for a model.
         for path, target in reversed(list(zip(written, targets, strict=True))):

@@ -12,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError
-from ..gguf_file import read_header
 from .target import write_file
 
 ENGINE_COMMIT = "0c1e57098"
@@ -55,19 +53,9 @@ def recipe_of(header: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def fill(path: Path, name: str, digest: str) -> None:
-    """Puts `digest` where the recipe in the file at `path` says UNKNOWN; both have 64 letters. Raises EngineError."""
-    header = read_header(path)
-    key = (_PREFIX + name).encode()
-    # The key, its type (8: string), the text's length and the text, as they lie in the file.
-    before = len(key).to_bytes(8, "little") + key + (8).to_bytes(4, "little") + len(UNKNOWN).to_bytes(8, "little")
-    with path.open("r+b") as file:
-        start = file.read(header.data_offset)
-        at = start.rfind(before + UNKNOWN.encode())
-        if at < 0:
-            raise EngineError(f"the engine did not write the recipe's {name}", "please report this")
-        file.seek(at + len(before))
-        file.write(digest.encode())
+def place(name: str) -> dict[str, str]:
+    """The metadata key of the recipe's digest `name`, and the text that stands there until it is known."""
+    return {"key": _PREFIX + name, "unknown": UNKNOWN}
 
 
 def canonical(options: Mapping[str, Any]) -> str:

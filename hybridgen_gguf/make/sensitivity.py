@@ -81,7 +81,7 @@ def _divergences(
         for done, (group, members) in enumerate(groups.items()):
             progress("measuring sensitivity", done, len(groups))
             types = [[f"^{re.escape(name)}$", _probe(kinds[name])] for name in members]
-            probe = {**job, "tensor_types": [*types, [".*", "F16"]], "metadata": {}, "scratch": str(path), "ask": False}
+            probe = {**job, "tensor_types": [*types, [".*", "F16"]], "metadata": {}, "scratch": str(path)}
             probe.update(keep_split=False, file_type=7, output_tensor_type=None, token_embedding_type=None, pure=True)
             run_job("quantize", probe)
             scored = {**compare, "models": [str(path)], "speed": False, "kept": str(Path(folder) / "base")}

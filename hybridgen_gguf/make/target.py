@@ -124,15 +124,10 @@ def remove(path: Path) -> None:
 def publish(scratch: Path, target: Path) -> None:
     """Syncs the finished `scratch` file to the disk and renames it to `target`. Raises NoSpace."""
     with _naming_faults(target):
-        sync(scratch)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
         scratch.replace(target)
         sync_folder(target.parent)
-
-
-def sync(path: Path) -> None:
-    """Waits until the file at `path` is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def write_file(target: Path, data: bytes) -> None:
