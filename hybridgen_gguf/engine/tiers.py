@@ -30,8 +30,8 @@ class _Tiers(Structure):
         ("sinks", c_uint32),
         ("block", c_uint32),
         ("cpu_tokens", c_int32),
-        ("share", c_uint32),
         ("pinned", c_int32),
+        ("share", c_uint32),
     )
 
 
@@ -151,8 +151,8 @@ def pending(library: Library, tiers: Tiers | None) -> Iterator[Asked]:
         sinks=tiers.sinks,
         block=tiers.block,
         cpu_tokens=-1 if tiers.cpu_tokens is None else tiers.cpu_tokens,
-        share=round(tiers.share * 1000),
         pinned=int(tiers.pinned),
+        share=round(tiers.share * 1000),
     )
     library.llama.hg_set_kv_tiers(ctypes.byref(request))
     try:
