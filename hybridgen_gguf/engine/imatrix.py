@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import EngineError, UsageError
+from ..errors import EngineError, HgError, UsageError
 from .child import settings_from
 from .evaluate import Scorer, Tensor, operation_id, tensor_at, tensor_data
 from .handles import start
-from .imatrix_file import Matrix, read_imatrix, write_imatrix
+from .imatrix_file import Matrix, read_state, write_imatrix
 
 Send = Callable[[Mapping[str, Any]], None]
 _F32, _I32 = np.float32, np.int32
@@ -33,7 +33,8 @@ def imatrix_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     """Reads `options["text"]` in chunks and writes the matrix to `options["scratch"]`.
 
     Goes on from `options["partial"]` when that file is of the same text, model and chunk size. Returns
-    `{chunks, resumed, tokens, entries, partial_data}`; the last names entries with experts that no token visited.
+    `{chunks, resumed, tokens, entries, partial_data, spoiled}`: entries with experts that no token visited, and whether
+    what had been saved was damaged.
     """
     collector = _Collector()
     chunk: int = options["chunk"]
@@ -68,7 +69,8 @@ def imatrix_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     write_imatrix(Path(options["scratch"]), matrix)
     empty = sorted(name for name, counts in matrix.counts.items() if not counts.all())
     entries = len(matrix.sums)
-    return {"chunks": count, "resumed": resumed, "tokens": facts["tokens"], "entries": entries, "partial_data": empty}
+    told = {"partial_data": empty, "spoiled": collector.spoiled}
+    return {"chunks": count, "resumed": resumed, "tokens": facts["tokens"], "entries": entries, **told}
 
 
 def _save(path: Path, matrix: Matrix) -> None:
@@ -86,6 +88,7 @@ class _Collector:
         self._dense = operation_id("MUL_MAT")
         self._experts = operation_id("MUL_MAT_ID")
         self._fault: Exception | None = None
+        self.spoiled = False  # a saved state was there and could not be used
 
     def look(self, address: Any, ask: bool) -> bool:
         """The engine's callback. Errors must not cross the C code: they are kept for `check`."""
@@ -114,7 +117,11 @@ class _Collector:
         """Takes over a saved state when it is of the same job; returns the number of chunks in it."""
         if not path.exists():
             return 0
-        saved = read_imatrix(path)
+        try:
+            saved = read_state(path)
+        except HgError:
+            self.spoiled = True
+            return 0
         if any(getattr(saved, name) != value for name, value in facts.items()):
             return 0
         self._sums = {name: values.copy() for name, values in saved.sums.items()}

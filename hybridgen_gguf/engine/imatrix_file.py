@@ -7,6 +7,7 @@ Invariant: `read_imatrix(write_imatrix(m)) == m` up to float32; a file from anot
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..printable import printable
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _TYPES = {"F32": "<f4", "F64": "<f8"}
+_STATE_SHA256 = "hgguf.imatrix.state_sha256"
 TEXT_SHA256, TOKENS, MODEL_SHA256 = "hgguf.imatrix.text_sha256", "hgguf.imatrix.tokens", "hgguf.imatrix.model_sha256"
 
 
@@ -75,8 +77,25 @@ def read_imatrix(path: str | os.PathLike[str]) -> Matrix:
     return Matrix(sums, counts, **_facts(header.metadata))
 
 
+def read_state(path: Path) -> Matrix:
+    """What `write_imatrix(exact=True)` wrote. Raises BadFile when a byte of it has changed since."""
+    matrix = read_imatrix(path)
+    if read_header(path).metadata.get(_STATE_SHA256) != _digest(matrix):
+        raise BadFile(f"{printable(str(path))} is not what was saved")
+    return matrix
+
+
+def _digest(matrix: Matrix) -> str:
+    facts = (matrix.chunks, matrix.chunk_size, matrix.tokens, matrix.text_sha256, matrix.model_sha256)
+    digest = hashlib.sha256(repr(facts).encode())
+    for name in sorted(matrix.sums):
+        for values in (matrix.sums[name], matrix.counts[name]):
+            digest.update(f"{name} {values.size} ".encode() + values.astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
 def write_imatrix(path: Path, matrix: Matrix, exact: bool = False) -> None:
-    """Writes `matrix` to `path`; `exact` keeps float64, for going on later."""
+    """Writes `matrix` to `path`; `exact` keeps float64 and a digest, for going on later."""
     import gguf
 
     writer = gguf.GGUFWriter(path, "imatrix")
@@ -87,6 +106,8 @@ def write_imatrix(path: Path, matrix: Matrix, exact: bool = False) -> None:
     writer.add_string(TEXT_SHA256, matrix.text_sha256)
     writer.add_uint64(TOKENS, matrix.tokens)
     writer.add_string(MODEL_SHA256, matrix.model_sha256)
+    if exact:
+        writer.add_string(_STATE_SHA256, _digest(matrix))
     kind = np.float64 if exact else np.float32
     for name in sorted(matrix.sums):
         counts = matrix.counts[name]

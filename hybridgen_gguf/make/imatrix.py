@@ -109,7 +109,11 @@ def _run(
 
 
 def _warnings(done: Mapping[str, Any]) -> tuple[str, ...]:
-    if not done["partial_data"]:
-        return ()
-    names = done["partial_data"]
-    return (f"{len(names)} entries have experts that no token of the text visited, such as {names[0]}: give more text",)
+    told = []
+    if done["spoiled"]:
+        told.append("what an interrupted run had saved is damaged: all was read again")
+    if names := done["partial_data"]:
+        told.append(
+            f"{len(names)} entries have experts that no token of the text visited, such as {names[0]}: give more text"
+        )
+    return tuple(told)
