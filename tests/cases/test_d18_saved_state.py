@@ -1,4 +1,4 @@
-"""The one state that is saved so far, what an interrupted imatrix has counted: a damaged one is a miss, with a warning."""
+"""The one state that is saved so far, what an interrupted imatrix counted: a damaged one is a miss with one warning."""
 
 from __future__ import annotations
 
