@@ -95,8 +95,7 @@ def test_tiers_are_left_where_they_cannot_be() -> None:
     hardware, shape = quick_attention(), SHAPES["much KV"]
     assert planned(hardware, shape, 1600 * MIB, 32768, 0.9, "decode").placement.tier_cells is not None
     for limits in (Limits(flash_attention="off"), Limits(stock_only=True), Limits(kv_vram=1 << 40)):
-        wanted = Limits(n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode", flash_attention=limits.flash_attention,
-                        stock_only=limits.stock_only, kv_vram=limits.kv_vram)  # fmt: skip
+        wanted = replace(limits, n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode")
         assert make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan)).placement.tier_cells is None
 
 
