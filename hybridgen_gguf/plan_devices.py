@@ -140,7 +140,7 @@ def _explain_placement(given: Given, chosen: Fast, budgets: Mapping[str, int]) -
         given.notes.because("n_gpu_layers", 0, f"the CPU alone is fastest within {room}{basis}")
         return
     cells = chosen.plan.placement.tier_cells
-    how = "all fits into" if chosen.all_on_device and cells is None else "fastest within"
+    how = "all fits into" if chosen.all_on_device else "fastest within"
     gain = f"{ratio:.1f} times as fast as the CPU alone for the goal '{given.limits.goal}'"
     given.notes.because("n_gpu_layers", placed.layers, f"{how} {room}; {gain}{basis}")
     kept = sorted(placed.heavy_on_host - {problem.n - 1})

@@ -39,7 +39,8 @@ class Fast:
 
     @property
     def all_on_device(self) -> bool:
-        return self.placed.layers == self.problem.n and not self.placed.heavy_on_host
+        weights = self.placed.layers == self.problem.n and not self.placed.heavy_on_host
+        return weights and self.plan.placement.tier_cells is None
 
 
 #: budgets less what is put aside → the fastest there
