@@ -94,7 +94,7 @@ class PlaceFlags:
         str | None,
         _flag(
             PLACE,
-            "KV on the GPU; the rest lies in RAM, where the CPU attends to it.",
+            "KV on the GPU; the rest lies in RAM, where the CPU attends to it. [default: what is fastest]",
             "--kv-vram",
             metavar="SIZE",
         ),
