@@ -197,7 +197,8 @@ def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form:
     made = _prepare(path, place).plan
     if form == "args" and made.placement.tier_cells is not None:
         show.warning("this plan keeps KV in two memories, which stock llama.cpp cannot: its flags here are the nearest")
-        made = _prepare(path, replace(place, kv_vram=None, kv_ram_type=None), stock_only=True).plan
+        plain = replace(place, plan=None, ctx_size=made.n_ctx, kv_vram=None, kv_ram_type=None)
+        made = _prepare(path, plain, stock_only=True).plan
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
     else:
