@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+import tinygguf
 from make_cli import hgguf, refused
 
 
@@ -95,3 +96,17 @@ def test_d07_a_real_model_with_rows_of_576(smollm2: Path, tmp_path: Path) -> Non
     assert "quality drops" in done.stderr
     assert target.stat().st_size == told["bytes"]
     assert len(gguf.GGUFReader(target).tensors) == 272
+
+
+@pytest.mark.parametrize(
+    ("width", "kind", "fallbacks"),
+    [(40, "Q4_K_M", 15), (48, "IQ4_XS", 15), (96, "Q2_K", 14), (256, "MXFP4_MOE", 0), (320, "TQ1_0", 14)],
+)
+def test_d07_forecasts_of_any_width(tmp_path: Path, width: int, kind: str, fallbacks: int) -> None:
+    """Rows that are no multiple of 256, of 32, or of 16."""
+    source = tinygguf.build(tmp_path / "m.gguf", embd=width, ff=3 * width, heads=2, kv=2)
+    target = tmp_path / "o.gguf"
+    told = json.loads(hgguf("quantize", source, target, kind, "--dry-run", "--json").stdout)
+    assert len(told["fallbacks"]) == fallbacks
+    assert hgguf("quantize", source, target, kind).returncode == 0
+    assert target.stat().st_size == told["bytes"]
