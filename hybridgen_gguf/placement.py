@@ -3,7 +3,7 @@
 Layers (the output is the last) lie on the devices from the end backwards, each device a contiguous range in the
 engine's order, as the engine places them; of a layer on a device the heavy part (FFN or experts) may stay on the CPU.
 Where a budget is too small, those heavy parts leave that together lose the fewest seconds. Every number of layers is
-tried, for up to two devices every way to share them.
+tried, and every way to share them among the devices while those are few.
 Knows no engine and no file. Invariant: a placement that is returned fits the budgets by the bytes given.
 """
 
@@ -18,6 +18,7 @@ from .cost import PartCost, total
 from .rates import CPU
 
 _MOST_WAYS = 4096  # of choosing which heavy parts leave: with more, the fewest seconds per byte first and no search
+_MOST_SHARES = 3000  # ways to share layers out: all of them up to 65 layers on two devices and 23 on three
 _EXCHANGES = 64
 
 
@@ -176,40 +177,20 @@ def _candidates(problem: Problem) -> Iterator[Assignment]:
 
 
 def _shares(problem: Problem, layers: int) -> Iterator[tuple[int, ...]]:
-    """Ways to share `layers` out: all of them for one or two devices; for more, by speed and size."""
-    if len(problem.budgets) == 1:
-        yield (layers,)
-    elif len(problem.budgets) == 2:
-        for count in range(layers + 1):
-            yield (count, layers - count)
-    else:
-        yield from dict.fromkeys(_fill(problem, layers, light) for light in (False, True))
+    """Ways to share `layers` out: all of them, or with many devices and layers those in steps of a few layers."""
+    devices, step = len(problem.budgets), 1
+    while math.comb(problem.n // step + devices, devices) > _MOST_SHARES:
+        step += 1
 
+    def shared(left: int, among: int) -> Iterator[tuple[int, ...]]:
+        if among == 1:
+            yield (left,)
+            return
+        for count in range(0, left + 1, step):
+            for others in shared(left - count, among - 1):
+                yield (count, *others)
 
-def _fill(problem: Problem, layers: int, light: bool) -> tuple[int, ...]:
-    """Counts from the average size of these layers; what is left over goes where most is free."""
-    first = problem.n - layers
-    sizes = [_layer_bytes(problem, i) - (problem.sizes.heavy[i] if light else 0) for i in range(first, problem.n)]
-    size = max(sum(sizes) / layers, 1.0)
-    names = list(problem.budgets)
-    counts = dict.fromkeys(names, 0)
-    left = layers
-    for name in sorted(names, key=lambda name: _speed(problem, name)):
-        counts[name] = min(int(problem.budgets[name] / size), left)
-        left -= counts[name]
-    while left:
-        name = max(names, key=lambda name: problem.budgets[name] - counts[name] * size)
-        counts[name] += 1
-        left -= 1
-    return tuple(counts.values())
-
-
-def _speed(problem: Problem, device: str) -> float:
-    """Seconds if all lay there."""
-    return sum(
-        weight * sum(cost.mixer + cost.cache + cost.heavy for cost in costs[device])
-        for weight, costs, _ in problem.uses
-    )
+    return shared(layers, devices)
 
 
 def _layer_bytes(problem: Problem, index: int) -> int:

@@ -68,6 +68,14 @@ def test_equals_brute_force_on_two_devices(problem: Problem) -> None:
     assert found.seconds <= everything(problem) * 1.01
 
 
+@given(problems(4, 3))
+@settings(max_examples=25, deadline=None)
+def test_equals_brute_force_on_three_devices(problem: Problem) -> None:
+    found = search(problem)
+    assert fits(problem, found)
+    assert found.seconds <= everything(problem) * 1.01
+
+
 @given(problems(20, 1), st.integers(1, 4000))
 @settings(max_examples=60, deadline=None)
 def test_more_memory_never_predicts_slower(problem: Problem, more: int) -> None:
