@@ -153,7 +153,8 @@ def encode_raw(tokenizer: Tokenizer, text: str) -> Prompt:
 
     Raises UsageError for text that is not Unicode, and for no text where no start token is added.
     """
-    return Prompt(_finish(tokenizer, tokenizer.tokenize(_utf8(text, "the prompt"), False, True)), text)
+    ids = tokenizer.tokenize(_utf8(text, "the prompt"), False, True)
+    return Prompt(_finish(tokenizer, ids, tokenizer.add_bos), text)
 
 
 def encode_chat(
@@ -190,7 +191,9 @@ def encode_chat(
     except UnicodeEncodeError:
         raise TemplateError("the chat template writes half a character", "use --raw or --chat-template") from None
     text = stand_ins.restore(rendered.text)
-    return Prompt(_finish(tokenizer, ids), text, template.origin, rendered.system_folded)
+    # A template that writes a start token anywhere, be it after a space, sees to it itself; user text never spells one.
+    add_start = tokenizer.add_bos and tokenizer.bos_id not in ids
+    return Prompt(_finish(tokenizer, ids, add_start), text, template.origin, rendered.system_folded)
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -231,12 +234,12 @@ def _swallows(tokenizer: Tokenizer, piece: tuple[str, int | None], before: str, 
     return token is not None and tokenizer.tokenize((before + text + after).encode("utf-8"), False, True) == [token]
 
 
-def _finish(tokenizer: Tokenizer, ids: list[int]) -> tuple[int, ...]:
-    """Exactly one start token where the model or the text wants one."""
+def _finish(tokenizer: Tokenizer, ids: list[int], add_start: bool) -> tuple[int, ...]:
+    """Exactly one start token at the beginning where the text has some or `add_start`."""
     start = tokenizer.bos_id
     if start is not None:
         leading = next((at for at, token in enumerate(ids) if token != start), len(ids))
-        wanted = 1 if leading or tokenizer.add_bos else 0
+        wanted = 1 if leading or add_start else 0
         ids = [start] * wanted + ids[leading:]
     if not ids:
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")

@@ -25,6 +25,13 @@ def test_d26_template_and_tokenizer_both_want_the_start_token(source: str) -> No
     assert tokenizer.show(chat(tokenizer, source).tokens) == "«<s>»hello"
 
 
+@pytest.mark.parametrize("before", [" ", "\n\n", "x", "{{ bos_token }}"])
+def test_d26_a_template_that_writes_it_late_or_twice(before: str) -> None:
+    tokenizer = ByteTokenizer(add_bos=True)
+    shown = tokenizer.show(chat(tokenizer, before + "{{ bos_token }}" + CONTENT).tokens)
+    assert shown == ("" if "bos" in before else before) + "«<s>»hello"
+
+
 def test_d26_raw_prompt_that_begins_with_it() -> None:
     tokenizer = ByteTokenizer(add_bos=True)
     assert tokenizer.show(encode_raw(tokenizer, "<s>hello").tokens) == "«<s>»hello"
