@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planned import GIB, counted, dense, gpu, machine
+from planned import GIB, counted, dense, gpu, machine, moe
 
 from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.errors import EngineError, UsageError
@@ -16,6 +16,8 @@ from hybridgen_gguf.plan_tiers import STEP
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 CARD = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20))
 ALONE = machine(8, 45, 14)
+EXPERTS = moe(12, 1024, 512, 8, 4, 32000, 32, 4)
+TWO = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20), gpu("GPU1", 3.0, 120, 8))
 CONTEXT = 32768
 
 
@@ -99,14 +101,18 @@ def test_a_device_too_small_for_anything_is_left_out() -> None:
     assert any(reason.name == "devices" and "scratch" in reason.why for reason in plan.reasons)
 
 
-def test_an_engine_without_room_for_the_rest_keeps_the_layer_whole() -> None:
-    """Part of a layer fills what is left of a budget, unless the engine then says that it is too much."""
+def test_a_part_of_a_layer_that_the_engine_finds_too_much_stays_on_the_host() -> None:
+    """Part of a layer fills what is left of a budget; the engine has the last word."""
+    limits = Limits(n_ctx=4096, vram=120 << 20, goal="decode")
+
+    def in_part(plan: Plan) -> bool:
+        return any(pattern.count("exps") == 1 for pattern, _ in plan.placement.overrides)
 
     def count(plan: Plan) -> tuple[MemoryUse, ...]:
-        used = counted(SHAPE, plan)
-        if any("ffn_down" in pattern or "ffn_(up" in pattern for pattern, _ in plan.placement.overrides):
-            used = (used[0], *(replace(use, compute=use.compute + GIB) for use in used[1:]))
-        return used
+        used = counted(EXPERTS, plan)
+        return (used[0], *(replace(use, compute=GIB) for use in used[1:])) if in_part(plan) else used
 
-    plan = make_plan(CARD, SHAPE, Limits(n_ctx=4096, vram=500 << 20, goal="decode"), count)
-    assert all(use.total <= 500 << 20 for use in plan.memory if use.device != "CPU")
+    assert in_part(make_plan(TWO, EXPERTS, limits, lambda plan: counted(EXPERTS, plan)))
+    plan = make_plan(TWO, EXPERTS, limits, count)
+    assert not in_part(plan)
+    assert all(use.total <= 120 << 20 for use in plan.memory if use.device != "CPU")

@@ -121,7 +121,6 @@ def test_d03_an_engine_that_gives_up_while_it_works(
 # Headers that contradict themselves: the engine aborts on some, refuses others; all must end in one line of ours.
 CONTRADICTIONS = {
     "tokenizer.ggml.model=str:bert": "",
-    "tokenizer.ggml.model=str:none": "",
     "tokenizer.ggml.model=str:foo": "unknown tokenizer: 'foo'",
     "tokenizer.ggml.model=str:gpt2": "",
     "tokenizer.ggml.eos_token_id=i32:-5": "tokenizer.ggml.eos_token_id is -5",
@@ -156,6 +155,13 @@ def test_d03_headers_that_contradict_themselves(tmp_path: Path, capsys: Capture,
     done = call(capsys, "run", bad, "-p", "hi", "--raw", "-n", 1)
     refused(done, 3 if done.code == 3 else 1, says)
     assert call(capsys, "validate", bad).code == 1
+
+
+def test_d03_a_model_without_a_vocabulary_is_sound_and_reads_no_text(tmp_path: Path, capsys: Capture) -> None:
+    mute = tinygguf.build(tmp_path / "mute.gguf", sets=["tokenizer.ggml.model=str:none"])
+    assert call(capsys, "validate", mute).code == call(capsys, "plan", mute).code == 0
+    for prompt in ("hi", "word " * 2000):
+        refused(call(capsys, "run", mute, "-p", prompt, "-n", 1), 2, "has no vocabulary")
 
 
 def test_d03_a_vocabulary_without_one_byte(tmp_path: Path, capsys: Capture) -> None:

@@ -165,9 +165,9 @@ def test_d28_the_prompt_from_a_pipe_or_a_file(tiny: Path, tmp_path: Path, capsys
     assert spawn("run", tiny, *flags, stdin="hé 漢\n".encode()).out == expected
     assert spawn("run", tiny, "-p", "-", *flags, stdin="hé 漢".encode(), LC_ALL="C", PYTHONUTF8="0").out == expected
     assert spawn("run", tiny, "-p", "hé 漢", *flags, LC_ALL="C", PYTHONUTF8="0").out == expected
-    refused(spawn("run", tiny, *flags, stdin=b"\xff\xfe"), 2, "standard input is not UTF-8")
+    refused(spawn("run", tiny, *flags, stdin=b"\xff\xfd"), 2, "standard input is not UTF-8")
     refused(spawn("run", tiny, *flags, stdin=b""), 2, "the prompt is empty")
-    (tmp_path / "p.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "p.txt").write_bytes(b"\xff\xfd")
     refused(call(capsys, "run", tiny, "-f", tmp_path / "p.txt"), 2, "p.txt is not UTF-8")
     refused(call(capsys, "run", tiny, "-f", tmp_path / "none.txt"), 4, "none.txt")
     refused(call(capsys, "run", tiny, "-f", tmp_path), 4, "Is a directory")
