@@ -26,7 +26,8 @@ Progress = Callable[[str, int, int], None]
 #: Types that tensors are given: without an importance matrix those below 4 bits are not worth having.
 CANDIDATES = ("Q4_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K")
 WITH_IMATRIX = ("Q2_K", "IQ3_S", *CANDIDATES)
-_PROBES = ("Q3_K", "Q4_0")
+#: What a group is measured in: near the types that will be chosen. Coarser ones (Q3_K, Q4_0) misjudged ffn_down.
+_PROBES = ("IQ4_NL", "Q4_0")
 _LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
 
 
@@ -122,5 +123,5 @@ def _groups(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _probe(kinds: Sequence[str]) -> str:
-    """A type coarse enough to be felt."""
+    """The type that a tensor of these is measured in."""
     return next((kind for kind in _PROBES if kind in kinds), kinds[0])
