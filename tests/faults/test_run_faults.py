@@ -6,11 +6,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from command_line import COMMAND, QUIET, call, refused, spawn
+
+from hybridgen_gguf.engine import library
+from hybridgen_gguf.errors import EngineError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -120,3 +124,19 @@ def test_python_warnings_are_ours() -> None:
     )
     done = subprocess.run([COMMAND[0], "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "warning: the engine has no patches\n"
+
+
+def test_an_engine_that_another_user_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A checkout that several users read links to the cache of the one who ran scripts/setup."""
+    (tmp_path / "hgguf-engine").symlink_to("/home/somebody/.cache/hgguf/engine/0123")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    for variable in ("HGGUF_ENGINE", "LLAMA_CPP_LIB_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(EngineError, match=r"/home/somebody/.* may not be read by this user") as caught:
+        library.find()
+    assert "scripts/setup" in caught.value.hint
