@@ -304,7 +304,7 @@ class Bench:
         return self.place(n_ctx, ngl, overrides=overrides) | {"text": lines[-1]}
 
     def fitted_within(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
-        """The same, asked again with less while it takes more than the budget: the other logits' scratch is not all saved."""
+        """The same, asked again with less while it takes more: the scratch of the other logits is not all saved."""
         asked = budget
         fit = self.fitted(path, n_ctx, asked)
         for _ in range(3):
