@@ -52,28 +52,28 @@ def everything(problem: Problem) -> float:
     return best
 
 
-@given(problems(5, 1))
-@settings(max_examples=50, deadline=None)
-def test_equals_brute_force_on_one_device(problem: Problem) -> None:
+def check_beside_brute_force(problem: Problem) -> None:
     found = search(problem)
     assert fits(problem, found)
     assert found.seconds <= everything(problem) * 1.01
+
+
+@given(problems(5, 1))
+@settings(max_examples=50, deadline=None)
+def test_equals_brute_force_on_one_device(problem: Problem) -> None:
+    check_beside_brute_force(problem)
 
 
 @given(problems(4, 2))
 @settings(max_examples=30, deadline=None)
 def test_equals_brute_force_on_two_devices(problem: Problem) -> None:
-    found = search(problem)
-    assert fits(problem, found)
-    assert found.seconds <= everything(problem) * 1.01
+    check_beside_brute_force(problem)
 
 
 @given(problems(4, 3))
 @settings(max_examples=25, deadline=None)
 def test_equals_brute_force_on_three_devices(problem: Problem) -> None:
-    found = search(problem)
-    assert fits(problem, found)
-    assert found.seconds <= everything(problem) * 1.01
+    check_beside_brute_force(problem)
 
 
 @given(problems(20, 1), st.integers(1, 4000))
