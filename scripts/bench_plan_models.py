@@ -16,6 +16,7 @@ SHAPES = {
 
 def write_model(out: Path, name: str) -> None:
     """A llama, or a Qwen3 with experts, with random Q4_K weights."""
+    sys.path[:0] = [str(Path(__file__).resolve().parent)]  # where it is loaded by its path, as tests do
     from synthetic_gguf import write  # late: the engine must be loaded before numpy in the processes that measure
 
     *shape, experts, used = SHAPES[name]
