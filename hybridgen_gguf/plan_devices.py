@@ -20,8 +20,7 @@ from .rates import CPU
 from .units import format_size
 
 _LARGER_BATCHES = (1024, 2048)
-_WORTH = 1.03  # times the least seconds: larger batches do not take memory for less
-_WORTH_TIERS = 1.005  # KV is not parted for less; with more, a little more memory could be predicted slower
+_WORTH = 1.005  # KV is not parted, batches not enlarged for less; with more, more memory could be predicted slower
 
 
 def choose_placement(given: Given, plan: Plan) -> Plan:
@@ -41,21 +40,22 @@ def choose_placement(given: Given, plan: Plan) -> Plan:
     least = min(fast.placed.seconds for fast in found)
     chosen = next(fast for fast in found if fast.placed.seconds <= least * _WORTH)  # smaller ones first
     if chosen.plan.n_ubatch != plan.n_ubatch:
-        why = "weights on the host cross the link once for each batch, so larger ones read prompts faster"
+        what = "operations are started" if chosen.all_on_device else "weights on the host cross the link"
+        why = f"{what} once for each batch, so larger ones read prompts faster"
         given.notes.instead("n_ubatch", chosen.plan.n_ubatch, why)
     _explain_placement(given, chosen, budgets)
     return _without_scratch(given, with_rest_filled(given, chosen, budgets), budgets)
 
 
 def _larger_batches(given: Given, first: Fast, budgets: Mapping[str, int]) -> list[int]:
-    """Batch sizes worth asking for beside the default's: only prompts gain by them, where a GPU computes with weights
-    that it copies from the host, and each costs questions."""
+    """Batch sizes worth asking for beside the default's: only prompts gain by them, most where a GPU computes with
+    weights that it copies from the host, and each costs questions."""
     limits, plan = given.limits, first.plan
     if limits.n_ubatch is not None or limits.n_batch is not None or limits.goal == "decode":
         return []
     if not any(map(given.rates.computes_host_weights, budgets)):
         return []
-    if limits.goal == "mixed" and (first.all_on_device or depth_of(given, plan) <= plan.n_ubatch):
+    if limits.goal == "mixed" and depth_of(given, plan) <= plan.n_ubatch:
         return []
     sizes = _LARGER_BATCHES if limits.goal == "prompt" else _LARGER_BATCHES[-1:]
     return [size for size in sizes if size <= plan.n_batch]
@@ -77,7 +77,7 @@ def _fastest(given: Given, plan: Plan, budgets: Mapping[str, int]) -> Fast | Non
         return one
     if one is not None and not _host_fits(given, two.plan) and _host_fits(given, one.plan):
         return one
-    if one is not None and two.placed.seconds * _WORTH_TIERS >= one.placed.seconds:
+    if one is not None and two.placed.seconds * _WORTH >= one.placed.seconds:
         return one
     return replace(two, otherwise=one.placed.seconds if one is not None else None)
 

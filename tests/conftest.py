@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.library import Library
@@ -32,6 +33,11 @@ _OWN = tempfile.mkdtemp(prefix="hgguf-tests-")
 atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
 os.environ["HGGUF_PROFILE"] = str(Path(_OWN) / "profile.json")
 os.environ["HGGUF_DATA"] = _OWN
+
+# The same examples in every run: a change is judged by itself, not by luck. scripts/fuzz draws new ones.
+settings.register_profile("steady", derandomize=True)
+if "HGGUF_FUZZ_EXAMPLES" not in os.environ:
+    settings.load_profile("steady")
 
 ROOT = Path(__file__).resolve().parent.parent
 
