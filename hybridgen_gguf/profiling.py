@@ -8,6 +8,7 @@ Knows no model and no plan. Invariant: no single measurement is begun once the t
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ _SECONDS = MOST_SECONDS - 4  # a measurement that has begun is ended, and the en
 WEIGHT_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "Q5_K", "Q4_1", "Q5_0", "IQ4_XS", "Q3_K", "Q2_K", "BF16", "F32")
 CACHE_TYPES = ("F16", "Q8_0", "Q4_0")
 _FEW_TYPES = 4  # for thread counts between one and all
-_LONG_ROWS, _MOST_WEIGHTS = 1024, 192 << 20
+_LONG_ROWS, _MOST_WEIGHTS, _MOST_CELLS = 1024, 192 << 20, 96 << 20
 # 1,024 rows and 128 tokens show 0.45 and 0.1 of the rates that an H200 reaches in an 8B: a GPU wants a model's sizes.
 _TIMES_ROWS_GPU, _TOKENS, _TOKENS_GPU = 8, 128, 512
 _COPY = 64 << 20
@@ -115,11 +116,11 @@ class _Budget:
         now = time.monotonic()
         return _Budget(now + max(self._end - now, 0.0) / parts)
 
-    def best(self, run: Callable[[], None] | None, repeats: int = 4, seconds: float = 0.04) -> float | None:
-        """Seconds of the second best of a few runs after a warm-up: the best alone may be a slip of the clock.
+    def typical(self, run: Callable[[], None] | None, repeats: int = 4, seconds: float = 0.04) -> float | None:
+        """Median seconds of a few runs after a warm-up: a model runs long enough to meet the machine as it mostly is.
 
-        While those two disagree there are more runs: one core taken away stalls all threads of a run, and on an H200's
-        host one such rate, a twentieth of the true one, had the planner keep attention off the CPU.
+        While median and best are far apart there are more runs: one core taken away stalls all threads of a run, and on
+        an H200's host one such rate, a twentieth of the true one, had the planner keep attention off the CPU.
         """
         if run is None or self.over():
             return None
@@ -134,13 +135,12 @@ class _Budget:
             times.append(self.now() - begin)
             if time.perf_counter() - start > (4 if _agree(times) else 16) * seconds and len(times) > 1:
                 break
-        return max(sorted(times)[min(1, len(times) - 1)], 1e-9)
+        return max(statistics.median_low(times), 1e-9)
 
 
 def _agree(times: list[float]) -> bool:
-    """Whether the two best are within a third."""
-    best = sorted(times)[:2]
-    return len(best) == 2 and best[1] < 1.33 * best[0]
+    """Whether the median is within a third of the best."""
+    return len(times) > 1 and statistics.median_low(times) < 1.33 * min(times)
 
 
 def _cache_bytes(hardware: Hardware) -> int:
@@ -168,7 +168,8 @@ def _read_from(kernels: list[KernelRate]) -> tuple[ThreadRate, ...]:
 def _measure_kernels(
     place: str, threads: int, clock: _Budget, cache: int, types: tuple[str, ...] = WEIGHT_TYPES, *, gpu: bool = False
 ) -> list[KernelRate]:
-    """All rates of one place at one thread count; `cache`: bytes that weights must exceed to come from memory."""
+    """All rates of one place at one thread count; `cache`: bytes of the largest; weights of four
+    times that come from memory."""
     from .engine.kernels import Kernels
 
     # One thread's own time leaves out what other processes took meanwhile; several threads wait for each other.
@@ -178,14 +179,14 @@ def _measure_kernels(
             kernels.set_threads(threads)
         found = list(_small_operations(kernels, threads, clock))
         for kind in CACHE_TYPES:
-            found += _attentions(kernels, kind, threads, clock)
+            found += _attentions(kernels, kind, threads, clock, min(4 * cache, _MOST_CELLS))
         for kind in types:
-            found += _products(kernels, kind, threads, clock, min(2 * cache, _MOST_WEIGHTS), gpu)
+            found += _products(kernels, kind, threads, clock, min(4 * cache, _MOST_WEIGHTS), gpu)
     return found
 
 
 def _small_operations(kernels: Any, threads: int, clock: _Budget) -> Iterator[KernelRate]:
-    few, many = (clock.best(kernels.graph(count)) for count in (100, 1100))
+    few, many = (clock.typical(kernels.graph(count)) for count in (100, 1100))
     if few is not None and many is not None:
         seconds = max((many - few) / 1000, 1e-8)
         yield KernelRate(NODE, "", threads, 0.0, _rounded(1e-9 / seconds))
@@ -198,27 +199,27 @@ def _products(kernels: Any, kind: str, threads: int, clock: _Budget, weights: in
         rows = _LONG_ROWS * LONG_ROW // cols * (_TIMES_ROWS_GPU if gpu else 1)
         one = Matrices(kind, rows, cols, 1, 1)
         work = replace(one, copies=max(weights // one.bytes, 2))
-        seconds = clock.best(kernels.graph(work))
+        seconds = clock.typical(kernels.graph(work))
         if seconds is not None:
             yield KernelRate(MATVEC + suffix, kind, threads, _rounded(work.bytes / seconds / 1e9),
                              _rounded(work.flops / seconds / 1e9))  # fmt: skip
         batch = Matrices(kind, rows // 2, cols, _TOKENS_GPU if gpu else _TOKENS, 1 if threads < 4 else 2)
-        seconds = clock.best(kernels.graph(batch), 3)
+        seconds = clock.typical(kernels.graph(batch), 3)
         if seconds is not None:
             yield KernelRate(MATMUL + suffix, kind, threads, _rounded(batch.bytes / seconds / 1e9),
                              _rounded(batch.flops / seconds / 1e9))  # fmt: skip
 
 
-def _attentions(kernels: Any, kind: str, threads: int, clock: _Budget) -> Iterator[KernelRate]:
+def _attentions(kernels: Any, kind: str, threads: int, clock: _Budget, stored: int) -> Iterator[KernelRate]:
+    """Rates by cells and by head size; one run reads `stored` bytes of K and V at least, more than a cache holds."""
     from .engine.kernels import Attention
 
-    works = {
-        f"{ATTENTION}-{FEW_CELLS}": Attention(kind, FEW_CELLS, 1, 32, 8, 128, 8),
-        f"{ATTENTION}-{MANY_CELLS}": Attention(kind, MANY_CELLS, 1, 32, 8, 128, 2),
-        READING: Attention(kind, FEW_CELLS, 64, 8, 2, 128, 1),
-    }
+    works = {READING: Attention(kind, FEW_CELLS, 64, 8, 2, 128, 1)}
+    for cells, suffix, heads, size in ((FEW_CELLS, "", 32, 128), (MANY_CELLS, "", 32, 128), (FEW_CELLS, "-short", 16, 64)):
+        one = Attention(kind, cells, 1, heads, heads // 4, size, 1)
+        works[f"{ATTENTION}-{cells}{suffix}"] = replace(one, copies=max(-(-stored // one.bytes), 2))
     for operation, work in works.items():
-        seconds = clock.best(kernels.graph(work), 3)
+        seconds = clock.typical(kernels.graph(work), 3)
         if seconds is not None:
             yield KernelRate(operation, kind, threads, _rounded(work.bytes / seconds / 1e9),
                              _rounded(work.flops / seconds / 1e9))  # fmt: skip
@@ -230,8 +231,8 @@ def _measure_device(device: Device, clock: _Budget) -> tuple[Device, Link]:
     kernels = _measure_kernels(device.name, 0, clock, 64 << 20, gpu=device.kind == "gpu")
     best = max((rate.gbps for rate in kernels if rate.operation == MATVEC), default=0.0)
     with Kernels(device.name) as on_device, Kernels("CPU") as on_cpu:
-        launch = clock.best(on_device.graph(1), 20)
-        split = clock.best(_handing_over(on_device, on_cpu), 20)
+        launch = clock.typical(on_device.graph(1), 20)
+        split = clock.typical(_handing_over(on_device, on_cpu), 20)
     link = Link(device.name, split_s=split, **_link_rates(device.name, clock))
     return replace(device, read_gbps=best or None, launch_s=launch, kernels=tuple(kernels)), link
 
@@ -261,7 +262,7 @@ def _link_rates(device: str, clock: _Budget) -> dict[str, float | None]:
         with Kernels(device) as kernels:
             copies = kernels.copies(_COPY, pinned)
             for name, copy in zip(("to_device", "from_device"), copies or (None, None), strict=True):
-                seconds = clock.best(copy, 3)
+                seconds = clock.typical(copy, 3)
                 rates[name + suffix] = None if seconds is None else _rounded(_COPY / seconds / 1e9)
     return rates
 

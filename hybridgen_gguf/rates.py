@@ -19,7 +19,8 @@ from .layers import LayerShape
 
 CPU = "CPU"
 SHORT_ROW, LONG_ROW = 512, 4096  # columns of the two matrices that a profile measures for each type
-FEW_CELLS, MANY_CELLS = 1024, 8192  # cells of the two attentions that it measures
+FEW_CELLS, MANY_CELLS = 1024, 8192  # cells of the attentions that it measures
+SHORT_HEAD, LONG_HEAD = 64, 128  # and the sizes of their heads; the short ones over few cells alone
 #: operations of a profile: `node` is a tiny operation, its gflops are 1e9 operations a second
 MATVEC, MATMUL, ATTENTION, READING, NODE = "matvec", "matmul", "attention", "attention-prompt", "node"
 # Nominal rates for comparing placements where nobody measured: a desktop CPU and a middling card on PCIe 4.
@@ -134,6 +135,10 @@ class Rates:
             share = min(math.log(cells / FEW_CELLS) / math.log(MANY_CELLS / FEW_CELLS), 1.0)
             few = replace(few, gflops=few.gflops * (many.gflops / few.gflops) ** share)
         gflops = _by_depth(few.gflops, max(many.gflops, few.gflops * _LEAST_AT_DEPTH), cells)
+        short = self._find(place, f"{ATTENTION}-{FEW_CELLS}-short", use.type_k.upper(), threads)
+        if short is not None:  # a part of the work is done once for each head, whatever its size
+            seconds = _line(SHORT_HEAD, SHORT_HEAD / short.gflops, LONG_HEAD, LONG_HEAD / few.gflops, layer.head_k)
+            gflops *= layer.head_k / (few.gflops * seconds)
         return max(flops / (gflops * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
 
     def read_gbps(self, place: str, threads: int) -> float:

@@ -85,3 +85,22 @@ def test_a_device_may_be_faster_with_more_cells() -> None:
     same = [Rates(CARD).attention("GPU0", layer, use, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
     assert found == sorted(found) and found[0] == same[0]
     assert found[2] == pytest.approx(same[2] / 2.4) and found[3] == pytest.approx(4 * found[2])
+
+
+def test_heads_between_the_measured_sizes() -> None:
+    """Short heads cost more for each value: a head's seconds lie on a line through the two sizes that were measured."""
+    plain = next(rate for rate in CARD.cpu.kernels if (rate.operation, rate.type) == ("attention-1024", "F16"))
+    short = replace(plain, operation="attention-1024-short", gflops=0.8 * plain.gflops)
+    cpu = replace(CARD.cpu, kernels=(*(rate for rate in CARD.cpu.kernels if rate.threads == plain.threads), short))
+    rates, use = Rates(replace(CARD, cpu=cpu)), replace(USE, depth=0)
+    layer = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv)
+
+    def took(size: int) -> float:
+        sized = replace(layer, head_k=size, head_v=size)
+        return rates.attention(CPU, sized, use, 1024, plain.threads, reading=False)
+
+    flops = 4 * 1024 * layer.n_head
+    assert took(128) == pytest.approx(128 * flops / plain.gflops / 1e9)
+    assert took(64) == pytest.approx(64 * flops / (0.8 * plain.gflops) / 1e9)
+    assert took(96) == pytest.approx((took(64) + took(128)) / 2)
+    assert took(256) == pytest.approx(took(128) + 2 * (took(128) - took(64)))

@@ -30,7 +30,7 @@ def test_measures_what_the_planner_needs(measured: Profile) -> None:
     rates = Rates(measured.hardware)
     assert rates.measured
     operations = {rate.operation for rate in measured.hardware.cpu.kernels}
-    assert {"node", "matvec", "attention-1024", "attention-8192", "attention-prompt", "matmul"} <= operations
+    assert {"node", "matvec", "attention-1024", "attention-1024-short", "attention-8192", "attention-prompt", "matmul"} <= operations
     assert all(rate.gbps >= 0 and rate.gflops > 0 for rate in measured.hardware.cpu.kernels)
     assert measured.hardware.memory.read[0].gbps > 0.1
 
