@@ -51,7 +51,8 @@ class EngineMeter:
         self._weights: ModelSettings | None = None
         self._context: Context | None = None
         self._read = False
-        self._reference: NDArray[np.float32] | None = None
+        self._start: Setting | None = None
+        self._reference: tuple[int, NDArray[np.float32]] | None = None  # of the start: its depth, what it said there
         tiers = self._plan.placement.tier_cells is not None
         self._most_read = _MOST_READ_TIERS_S if tiers else _MOST_READ_S
         self._most_ctx = self._plan.n_ctx if tiers else 0
@@ -148,13 +149,19 @@ class EngineMeter:
 
     def _divergence(self, setting: Setting, logits: list[NDArray[np.float32]]) -> float | None:
         """Of the start's next-token distribution from this setting's; the first setting measured is the start."""
-        if self._reference is None:
-            self._reference = _log_softmax(np.stack(logits))
+        if self._start is None or self._reference is None:
+            self._start, self._reference = setting, (self.depth, _log_softmax(np.stack(logits)))
             return None
         if setting.type_k == setting.type_v == self._plan.kv.type_k == self._plan.kv.type_v:
             return None
-        both = min(len(logits), len(self._reference))
-        ours, reference = _log_softmax(np.stack(logits[:both])), self._reference[:both]
+        if self._reference[0] != self.depth:  # the text was cut since: after another text the same model says other words
+            context = self._open(self._start)
+            again: list[NDArray[np.float32]] = []
+            context.set_threads(self._start.threads, self._start.threads_batch)
+            self._time_writing(context, again)
+            self._reference = self.depth, _log_softmax(np.stack(again))
+        both = min(len(logits), len(self._reference[1]))
+        ours, reference = _log_softmax(np.stack(logits[:both])), self._reference[1][:both]
         return float(np.mean(np.sum(np.exp(reference) * (reference - ours), axis=1)))
 
     def _close_context(self) -> None:
