@@ -185,8 +185,8 @@ class CostModel:
         there = self.rates.attention(place, layer.kv, self.use, max(cells - host, 1), threads, reading=False)
         here = self.rates.attention(CPU, layer.kv, self.use.host, host, threads, reading=False)
         copied = whole + self._upload_rows(place, layer.kv, host, pinned=True)
-        # What the CPU takes off a device that could hold all is less than these predictions' error: not counted, so that
-        # a context that fits stays in one memory and no plan with less memory is predicted faster than that.
+        # What the CPU takes off a device that could hold all is less than these predictions' error: it is not counted,
+        # so that a context that fits stays in one memory and no plan with less memory is predicted faster than that.
         return max(min(max(there, here) + self.rates.tier_split(place), copied), whole)
 
     def _host_cells(self, place: str, kv: LayerShape, seen: float, *, reading: bool) -> float:

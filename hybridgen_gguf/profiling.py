@@ -20,7 +20,19 @@ from typing import Any
 from .errors import HgError
 from .hardware import Device, Disk, Hardware, KernelRate, Link, ThreadRate
 from .profile import Profile, fingerprint_of
-from .rates import ATTENTION, FEW_CELLS, LONG_ROW, MANY_CELLS, MATMUL, MATVEC, NODE, READING, SHORT_ROW
+from .rates import (
+    ATTENTION,
+    FEW_CELLS,
+    LONG_HEAD,
+    LONG_ROW,
+    MANY_CELLS,
+    MATMUL,
+    MATVEC,
+    NODE,
+    READING,
+    SHORT_HEAD,
+    SHORT_ROW,
+)
 
 MOST_SECONDS = 20.0
 _SECONDS = MOST_SECONDS - 4  # a measurement that has begun is ended, and the engine must be loaded first
@@ -168,8 +180,7 @@ def _read_from(kernels: list[KernelRate]) -> tuple[ThreadRate, ...]:
 def _measure_kernels(
     place: str, threads: int, clock: _Budget, cache: int, types: tuple[str, ...] = WEIGHT_TYPES, *, gpu: bool = False
 ) -> list[KernelRate]:
-    """All rates of one place at one thread count; `cache`: bytes of the largest; weights of four
-    times that come from memory."""
+    """All rates of one place at one thread count. `cache`: bytes of the largest; four times as many come from memory."""
     from .engine.kernels import Kernels
 
     # One thread's own time leaves out what other processes took meanwhile; several threads wait for each other.
@@ -214,8 +225,9 @@ def _attentions(kernels: Any, kind: str, threads: int, clock: _Budget, stored: i
     """Rates by cells and by head size; one run reads `stored` bytes of K and V at least, more than a cache holds."""
     from .engine.kernels import Attention
 
-    works = {READING: Attention(kind, FEW_CELLS, 64, 8, 2, 128, 1)}
-    for cells, suffix, heads, size in ((FEW_CELLS, "", 32, 128), (MANY_CELLS, "", 32, 128), (FEW_CELLS, "-short", 16, 64)):
+    works = {READING: Attention(kind, FEW_CELLS, 64, 8, 2, LONG_HEAD, 1)}
+    sizes = ((FEW_CELLS, "", 32, LONG_HEAD), (MANY_CELLS, "", 32, LONG_HEAD), (FEW_CELLS, "-short", 16, SHORT_HEAD))
+    for cells, suffix, heads, size in sizes:
         one = Attention(kind, cells, 1, heads, heads // 4, size, 1)
         works[f"{ATTENTION}-{cells}{suffix}"] = replace(one, copies=max(-(-stored // one.bytes), 2))
     for operation, work in works.items():

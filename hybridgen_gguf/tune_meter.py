@@ -154,7 +154,7 @@ class EngineMeter:
             return None
         if setting.type_k == setting.type_v == self._plan.kv.type_k == self._plan.kv.type_v:
             return None
-        if self._reference[0] != self.depth:  # the text was cut since: after another text the same model says other words
+        if self._reference[0] != self.depth:  # the text was cut since, and other words follow another text
             context = self._open(self._start)
             again: list[NDArray[np.float32]] = []
             context.set_threads(self._start.threads, self._start.threads_batch)
