@@ -180,7 +180,7 @@ def _read_from(kernels: list[KernelRate]) -> tuple[ThreadRate, ...]:
 def _measure_kernels(
     place: str, threads: int, clock: _Budget, cache: int, types: tuple[str, ...] = WEIGHT_TYPES, *, gpu: bool = False
 ) -> list[KernelRate]:
-    """All rates of one place at one thread count. `cache`: bytes of the largest; four times as many come from memory."""
+    """All rates of a place with so many threads. `cache`: bytes of the largest; four times as many come from memory."""
     from .engine.kernels import Kernels
 
     # One thread's own time leaves out what other processes took meanwhile; several threads wait for each other.
