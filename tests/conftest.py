@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from seed import FUZZING, SEED
 
 from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.library import Library
@@ -34,9 +35,8 @@ atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
 os.environ["HGGUF_PROFILE"] = str(Path(_OWN) / "profile.json")
 os.environ["HGGUF_DATA"] = _OWN
 
-# The same examples in every run: a change is judged by itself, not by luck. scripts/fuzz draws new ones.
-settings.register_profile("steady", derandomize=True)
-if "HGGUF_FUZZ_EXAMPLES" not in os.environ:
+settings.register_profile("steady", derandomize=True)  # see seed.py
+if not FUZZING:
     settings.load_profile("steady")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,3 +126,7 @@ def write(tmp_path: Path) -> Callable[[str, str], None]:
         path.write_text(text + "\n", encoding="utf-8")
 
     return put
+
+
+def pytest_report_header() -> str:
+    return f"HGGUF_SEED={SEED}"

@@ -1,20 +1,16 @@
-"""CPU attention of the engine against float64, over fresh random inputs, beside the stock code.
-
-Every run draws another seed; a failure prints the case with it.
-"""
+"""CPU attention of the engine against float64, over random inputs, beside the stock code."""
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import numpy as np
 import pytest
 from attention_cases import Case, check, inputs, replace, run
+from seed import SEED
 
 from hybridgen_gguf.engine.attention import ATTENTION_TYPES, attention_isa
 
-SEED = secrets.randbelow(1 << 32)
 #: head size, query heads, KV heads
 SHAPES = [(64, 9, 3), (128, 32, 8), (128, 64, 8), (256, 4, 1)]
 EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 511, 512, 513, 1023]
@@ -125,9 +121,9 @@ def test_constant_values_stay_constant(kind: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6, 24])
 def test_extreme_logits(tokens: int) -> None:
-    """Logits of about 1e4: one cell takes all."""
-    check(Case("f32", "f32", cells=333, tokens=tokens, gain=1e4, seed=SEED))
-    check(Case("f16", "f16", cells=333, tokens=tokens, gain=1e3, causal=True, seed=SEED))
+    """Logits of about 1e4: one cell takes all. Where two are close, the rounding of such a logit alone is 6e-4."""
+    check(Case("f32", "f32", cells=333, tokens=tokens, gain=1e4, seed=SEED), least=6e-4)
+    check(Case("f16", "f16", cells=333, tokens=tokens, gain=1e3, causal=True, seed=SEED), least=6e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 19])

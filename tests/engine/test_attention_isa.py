@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import platform
-import secrets
 from pathlib import Path
 
 import pytest
 from attention_build import compile_driver, cross_tools, run_driver
+from seed import SEED
 
-SEED = secrets.randbelow(1 << 32)
 X86 = platform.machine() in ("x86_64", "AMD64")
 
 

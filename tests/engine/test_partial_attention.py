@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ggml_graph import Ggml, Graph
 from numpy.typing import NDArray
+from seed import SEED
 
 from hybridgen_gguf.engine.library import Library
 
@@ -35,7 +36,7 @@ class Case:
 
 
 def make(d: int, heads_kv: int, group: int, cells: int, tokens: int = 1, streams: int = 1, spread: float = 1.0) -> Case:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(SEED)
     q = rng.normal(size=(streams, tokens, heads_kv * group, d)).astype(np.float32).astype(np.float64) * spread
     k = rng.normal(size=(streams, cells, heads_kv, d)).astype(np.float16).astype(np.float64)
     v = rng.normal(size=(streams, cells, heads_kv, d)).astype(np.float16).astype(np.float64)
@@ -151,7 +152,7 @@ def test_constant_values_stay_constant(ggml: Ggml) -> None:
 
 def test_softcap_and_sinks(ggml: Ggml) -> None:
     c = make(64, 2, 2, 90, 2)
-    sinks = np.random.default_rng().normal(size=4).astype(np.float32).astype(np.float64) * 3
+    sinks = np.random.default_rng(SEED).normal(size=4).astype(np.float32).astype(np.float64) * 3
     assert error(merged(ggml, c, 30, softcap=2.0), reference(c, softcap=2.0)) < LIMIT
     assert error(merged(ggml, c, 30, sinks=sinks), reference(c, sinks=sinks)) < LIMIT
 
