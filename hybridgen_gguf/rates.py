@@ -131,15 +131,21 @@ class Rates:
         many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", use.type_k.upper(), threads)
         if few is None or many is None:
             return stored / (self._nominal_gbps(place, threads) * 0.5e9)
+        by_head = self._by_head(place, few, use, layer.head_k, threads)
         if place != CPU and cells > FEW_CELLS and many.gflops > few.gflops:  # more cells occupy a GPU better
             share = min(math.log(cells / FEW_CELLS) / math.log(MANY_CELLS / FEW_CELLS), 1.0)
             few = replace(few, gflops=few.gflops * (many.gflops / few.gflops) ** share)
         gflops = _by_depth(few.gflops, max(many.gflops, few.gflops * _LEAST_AT_DEPTH), cells)
+        return max(flops / (gflops * by_head * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
+
+    def _by_head(self, place: str, long: KernelRate, use: Use, size: int, threads: int) -> float:
+        """The rate of heads of `size` as a share of long ones: part of the work is the same for a head of any size."""
         short = self._find(place, f"{ATTENTION}-{FEW_CELLS}-short", use.type_k.upper(), threads)
-        if short is not None:  # a part of the work is done once for each head, whatever its size
-            seconds = _line(SHORT_HEAD, SHORT_HEAD / short.gflops, LONG_HEAD, LONG_HEAD / few.gflops, layer.head_k)
-            gflops *= layer.head_k / (few.gflops * seconds)
-        return max(flops / (gflops * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
+        if short is None:
+            return 1.0
+        at_long = LONG_HEAD / long.gflops
+        at_short = min(SHORT_HEAD / short.gflops, 0.75 * at_long)
+        return size / (_line(SHORT_HEAD, at_short, LONG_HEAD, at_long, size) * long.gflops)
 
     def read_gbps(self, place: str, threads: int) -> float:
         """Bytes that can be read of the place's memory at most."""

@@ -8,7 +8,7 @@ import pytest
 from planned import dense, gpu, machine
 
 from hybridgen_gguf.cost import CostModel, work_of
-from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.hardware import Hardware, KernelRate
 from hybridgen_gguf.plan import Limits, MemoryUse, make_plan, predict
 from hybridgen_gguf.rates import CPU, Product, Rates, Use
 
@@ -87,20 +87,31 @@ def test_a_device_may_be_faster_with_more_cells() -> None:
     assert found[2] == pytest.approx(same[2] / 2.4) and found[3] == pytest.approx(4 * found[2])
 
 
-def test_heads_between_the_measured_sizes() -> None:
-    """Short heads cost more for each value: a head's seconds lie on a line through the two sizes that were measured."""
-    plain = next(rate for rate in CARD.cpu.kernels if (rate.operation, rate.type) == ("attention-1024", "F16"))
-    short = replace(plain, operation="attention-1024-short", gflops=0.8 * plain.gflops)
-    cpu = replace(CARD.cpu, kernels=(*(rate for rate in CARD.cpu.kernels if rate.threads == plain.threads), short))
-    rates, use = Rates(replace(CARD, cpu=cpu)), replace(USE, depth=0)
+@pytest.mark.parametrize("place", [CPU, "GPU0"])
+@pytest.mark.parametrize("growing", [False, True])
+def test_heads_between_the_measured_sizes(place: str, growing: bool) -> None:
+    """A head's seconds lie on a line through the two sizes that were measured, also where more cells are faster."""
+
+    def with_short(kernels: tuple[KernelRate, ...]) -> tuple[KernelRate, ...]:
+        few = [rate for rate in kernels if rate.operation == "attention-1024"]
+        many = [replace(rate, operation="attention-8192", gflops=(2.4 if growing else 1) * rate.gflops) for rate in few]
+        short = [replace(rate, operation="attention-1024-short", gflops=0.8 * rate.gflops) for rate in few]
+        return *(rate for rate in kernels if rate.operation != "attention-8192"), *many, *short
+
+    cpu = replace(CARD.cpu, kernels=with_short(CARD.cpu.kernels))
+    device = replace(CARD.devices[0], kernels=with_short(CARD.devices[0].kernels), read_gbps=4000.0)
+    rates = Rates(replace(CARD, cpu=cpu, devices=(device,), memory=replace(CARD.memory, read=())))
+    plain, use = Rates(replace(CARD, devices=(replace(CARD.devices[0], read_gbps=4000.0),))), replace(USE, depth=0)
     layer = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv)
+    threads = 8 if place == CPU else 0
 
-    def took(size: int) -> float:
-        sized = replace(layer, head_k=size, head_v=size)
-        return rates.attention(CPU, sized, use, 1024, plain.threads, reading=False)
+    def took(size: int, cells: int, of: Rates = rates) -> float:
+        return of.attention(place, replace(layer, head_k=size, head_v=size), use, cells, threads, reading=False)
 
-    flops = 4 * 1024 * layer.n_head
-    assert took(128) == pytest.approx(128 * flops / plain.gflops / 1e9)
-    assert took(64) == pytest.approx(64 * flops / (0.8 * plain.gflops) / 1e9)
-    assert took(96) == pytest.approx((took(64) + took(128)) / 2)
-    assert took(256) == pytest.approx(took(128) + 2 * (took(128) - took(64)))
+    assert took(128, 1024) == pytest.approx(took(128, 1024, plain))
+    faster = 2.4 if growing and place != CPU else 1
+    assert took(128, 8192) == pytest.approx(took(128, 8192, plain) / faster)
+    for cells in (1024, 8192):
+        assert took(64, cells) == pytest.approx(took(128, cells) / 2 / 0.8)
+        assert took(96, cells) == pytest.approx((took(64, cells) + took(128, cells)) / 2)
+        assert took(256, cells) == pytest.approx(took(128, cells) + 2 * (took(128, cells) - took(64, cells)))
