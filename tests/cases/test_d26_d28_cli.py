@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -131,9 +132,8 @@ def test_d28_a_reader_that_leaves(tiny: Path, arguments: tuple[str, ...]) -> Non
 
 def shell(line: str, *words: object) -> tuple[int, str, str]:
     """`line` by sh, with $H for hgguf and $1... for `words`."""
-    script = f"H={' '.join(COMMAND)!r}; {line}"
     done = subprocess.run(
-        ["sh", "-c", script, "sh", *map(str, words)],
+        ["sh", "-c", line.replace("$H", shlex.join(COMMAND)), "sh", *map(str, words)],
         capture_output=True, timeout=60, check=False, env={**os.environ, **QUIET}, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
