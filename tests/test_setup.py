@@ -9,7 +9,7 @@ import hybridgen_gguf
 
 
 def test_the_clone_is_named_without_its_folder() -> None:
-    """Python reads these files in the locale's encoding, in which a folder's name need not exist: it would not start."""
+    """Python reads these files in the locale's encoding, which may lack a folder's name: it would not start."""
     packages = Path(sysconfig.get_paths()["purelib"])
     notes = list(packages.glob("_editable_impl_hybridgen_gguf.pth"))
     for note in notes:
