@@ -129,4 +129,4 @@ def write(tmp_path: Path) -> Callable[[str, str], None]:
 
 
 def pytest_report_header() -> str:
-    return f"HGGUF_SEED={SEED}"
+    return f"HGGUF_TEST_SEED={SEED}"

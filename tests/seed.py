@@ -1,6 +1,6 @@
 """The seed of tests with random inputs: the same in every run, so that a change is judged by itself and not by luck.
 
-`scripts/fuzz` (HGGUF_FUZZ_EXAMPLES) draws another; HGGUF_SEED repeats one that failed.
+`scripts/fuzz` (HGGUF_FUZZ_EXAMPLES) draws another; HGGUF_TEST_SEED repeats one that failed.
 """
 
 from __future__ import annotations
@@ -9,4 +9,5 @@ import os
 import secrets
 
 FUZZING = "HGGUF_FUZZ_EXAMPLES" in os.environ
-SEED = int(os.environ.get("HGGUF_SEED") or (secrets.randbelow(1 << 32) if FUZZING else 20261130))
+# Processes that pytest-xdist starts inherit it; HGGUF_SEED is the sampler's.
+SEED = int(os.environ.setdefault("HGGUF_TEST_SEED", str(secrets.randbelow(1 << 32) if FUZZING else 20261130)))
