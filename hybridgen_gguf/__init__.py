@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     )
     from .generate import Chunk, GenerateOptions, LanguageModel, Reply, Timings, Usage
     from .plan import Limits, Plan
-    from .prompt import Message
-    from .sample import SampleOptions
+    from .prompt.encode import Message
+    from .sample.sampler import SampleOptions
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ def main() -> None:
     """Runs the command line."""
     # numpy's BLAS starts a thread for each core, with memory of its own, and what is done here needs one.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from .cli import main as run
+    from .cli.app import main as run
 
     if _ours:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)

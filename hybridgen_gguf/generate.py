@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .chat_template import Renderer, choose_template
+from .adapt.border import Feedback
+from .adapt.threads import Governor
 from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
-from .governor import Governor
 from .loader import OpenModel
 from .plan import Plan
-from .prompt import Message, Prompt, encode_chat, encode_raw
-from .sample import (
+from .prompt.encode import Message, Prompt, encode_chat, encode_raw
+from .prompt.template import Renderer, choose_template
+from .sample.dry import DEFAULT_BREAKERS, breaker_sequences
+from .sample.sampler import (
     DeviceCandidates,
     Draw,
     NativeSampler,
@@ -30,9 +32,7 @@ from .sample import (
     check_seed,
     device_candidates,
 )
-from .sample_dry import DEFAULT_BREAKERS, breaker_sequences
 from .text import FinishReason, TextStream
-from .tier_border import Feedback
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample

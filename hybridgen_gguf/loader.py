@@ -19,17 +19,17 @@ from .closing import Closing
 from .engine.child import Child
 from .engine.device_sample import DeviceSample
 from .engine.handles import Context, Model, start
-from .engine.settings import BufferBytes, ContextSettings, ModelSettings
 from .errors import BadFile, DoesNotFit, EngineError, UsageError
-from .hardware import Device, Hardware
-from .plan import Limits, MemoryUse, Plan, Reason, make_plan
-from .plan_given import BytesOf, device_budgets
-from .plan_search import excess
-from .probe import read_hardware
-from .profile import NOT_MEASURED, with_known_rates
-from .shape import ModelShape, read_shape
+from .machine.hardware import Device, Hardware
+from .machine.probe import read_hardware
+from .machine.profile import NOT_MEASURED, with_known_rates
+from .model_file.shape import ModelShape, read_shape
+from .model_file.validation import vocabulary_problems
+from .plan import BytesOf, Limits, MemoryUse, Plan, Reason, make_plan
+from .plan.inputs import device_budgets
+from .plan.search import excess
+from .settings import BufferBytes, ContextSettings, ModelSettings
 from .tuned import placed, with_tuned
-from .validation import vocabulary_problems
 
 _TOKEN_NORMAL, _TOKEN_BYTE = 1, 6  # tokenizer.ggml.token_type
 _MOST_CELLS = 1 << 23  # llama_kv_cells keeps some 50 bytes for a cell besides K and V: 0.4 GB

@@ -11,24 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .adapt.border import Feedback
+from .adapt.threads import Governor
 from .engine.native_sample import native_sampler
-from .engine.settings import Placement
 from .errors import UsageError
 from .generate import LanguageModel
-from .governor import Governor
 from .loader import Prepared, open_model, prepare
 from .plan import Limits
-from .tier_border import Feedback
+from .settings import Placement
 
 
 def find_model(text: str, progress: Callable[[int, int], None] | None = None) -> tuple[Path, Mapping[str, float]]:
     """The file that `text` stands for, fetched when it is an alias, and the sampling its maker suggests."""
-    from .make.registry import resolve
+    from .models.registry import resolve
 
     ref = resolve(text)
     if ref.path is not None:
         return ref.path, {}
-    from .make.download import pull
+    from .models.download import pull
 
     pulled = pull(ref, progress) if progress else pull(ref)
     return pulled.path, ref.entry.sampling if ref.entry else {}

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .engine.settings import Placement
-from .hardware import Hardware
-from .plan_parts import Limits
-from .profile import fingerprint_of, write_whole
-from .shape import ModelShape
+from .machine.hardware import Hardware
+from .machine.profile import fingerprint_of, write_whole
+from .model_file.shape import ModelShape
+from .plan import Limits
+from .settings import Placement
 
 _LOCK_SECONDS = 10.0
 _HEADER_BYTES = 1 << 20

@@ -201,7 +201,8 @@ class Bench:
         return path
 
     def profile(self) -> None:
-        from hybridgen_gguf import profile, profiling
+        from hybridgen_gguf.machine import measure as profiling
+        from hybridgen_gguf.machine import profile
 
         found = profiling.measure(self.machine(), seconds=self.seconds)
         profile.save(found)
@@ -256,7 +257,7 @@ class Bench:
 
     def place(self, n_ctx: int, ngl: int, **placement: Any) -> dict[str, Any]:
         """The settings for a placement with llama.cpp's default batches."""
-        from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings, Placement
+        from hybridgen_gguf.settings import ContextSettings, ModelSettings, Placement
 
         place = Placement(**placement)
         context = ContextSettings(n_ctx, flash_attention="on", threads=self.threads, threads_batch=self.threads,
@@ -341,7 +342,7 @@ class Bench:
         """This machine with the devices that our engine sees; needs none of the packages for the command line."""
         from hybridgen_gguf.engine.child import Child
         from hybridgen_gguf.loader import with_engine_devices
-        from hybridgen_gguf.probe import read_hardware
+        from hybridgen_gguf.machine.probe import read_hardware
 
         with Child(self.rpc) as child:
             return with_engine_devices(read_hardware(), child)

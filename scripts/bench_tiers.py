@@ -23,8 +23,8 @@ from typing import Any
 
 # the engine before numpy: with NumPy 2.5 loaded first, one library crashed while it loaded a model
 from hybridgen_gguf.engine.handles import Model, start
-from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings
 from hybridgen_gguf.engine.tiers import Tiers, counters, pending
+from hybridgen_gguf.settings import KV_TYPES, ModelSettings
 
 import numpy as np  # isort: skip
 

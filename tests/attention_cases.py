@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridgen_gguf.bench.attention import attention_f64, relative_error
-from hybridgen_gguf.engine.attention import Attention, AttentionGraph, attention_switch
+from hybridgen_gguf.engine.graphs.attention import Attention, AttentionGraph, attention_switch
 
 Floats = NDArray[np.float32]
 FLOOR = 1e-6

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridgen_gguf.bench.attention import SWITCH
-from hybridgen_gguf.engine.binding import llama
-from hybridgen_gguf.engine.evaluate import Scorer
+from hybridgen_gguf.engine.jobs.binding import llama
+from hybridgen_gguf.engine.jobs.evaluate import Scorer
 from hybridgen_gguf.engine.library import load
 
 _F32 = 0  # LLAMA_FTYPE_ALL_F32

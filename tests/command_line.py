@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from hybridgen_gguf import cli
+from hybridgen_gguf.cli import app as cli
 
 COMMAND = [sys.executable, "-m", "hybridgen_gguf"]
 # One thread, so that tests that run side by side do not wait for each other; no configuration of the user's.

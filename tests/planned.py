@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hybridgen_gguf.ggml_types import row_bytes
-from hybridgen_gguf.gguf_file import Header, TensorInfo, Value
-from hybridgen_gguf.hardware import Cpu, Device, Hardware, KernelRate, Link, Memory, ThreadRate
+from hybridgen_gguf.machine.hardware import Cpu, Device, Hardware, KernelRate, Link, Memory, ThreadRate
+from hybridgen_gguf.model_file.header import Header, TensorInfo, Value
+from hybridgen_gguf.model_file.shape import ModelShape, shape_of
+from hybridgen_gguf.model_file.split import ModelFile
+from hybridgen_gguf.model_file.types import row_bytes
 from hybridgen_gguf.plan import MemoryUse, Plan
-from hybridgen_gguf.shape import ModelShape, shape_of
-from hybridgen_gguf.split import ModelFile
 
 GIB = 1 << 30
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "F16")

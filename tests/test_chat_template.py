@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.chat_template import (
+from hybridgen_gguf.errors import BadFile, NotFound, TemplateError, UsageError
+from hybridgen_gguf.prompt.template import (
     BUILT_IN,
     Renderer,
     RenderLimits,
@@ -19,7 +20,6 @@ from hybridgen_gguf.chat_template import (
     choose_template,
     render_chat,
 )
-from hybridgen_gguf.errors import BadFile, NotFound, TemplateError, UsageError
 
 USER = [{"role": "user", "content": " Hi "}]
 TURNS = [

@@ -17,7 +17,7 @@ import tinygguf
 from command_line import call, refused, spawn
 
 import hybridgen_gguf
-from hybridgen_gguf import cli
+from hybridgen_gguf.cli import app as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridgen_gguf"
@@ -458,7 +458,7 @@ def test_each_library_lives_in_one_place(module: str, homes: tuple[str, ...]) ->
     "code",
     [
         "import hybridgen_gguf",
-        "import hybridgen_gguf.cli",
+        "import hybridgen_gguf.cli.app",
         "from hybridgen_gguf import cli; cli._run(['run', '--help'])",
         "from hybridgen_gguf import cli; cli._run(['models', '--json'])",
     ],

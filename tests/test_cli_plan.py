@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hybridgen_gguf import cli_plan, tuned
+from hybridgen_gguf import tuned
+from hybridgen_gguf.cli import measure as cli_plan
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import HgError, NotFound, UsageError
 
@@ -44,8 +45,8 @@ def test_doctor(engine: Library) -> None:
 def test_profile_measures_once_and_shows(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound):
         run("profile", "--show")
-    monkeypatch.setattr("hybridgen_gguf.profiling.WEIGHT_TYPES", ("Q4_K",))
-    monkeypatch.setattr("hybridgen_gguf.profiling.CACHE_TYPES", ("F16",))
+    monkeypatch.setattr("hybridgen_gguf.machine.measure.WEIGHT_TYPES", ("Q4_K",))
+    monkeypatch.setattr("hybridgen_gguf.machine.measure.CACHE_TYPES", ("F16",))
     measured = run("profile")
     assert {"cpu", "memory", "devices", "links", "disk"} <= set(measured)
     assert measured["memory"]["read_gbps"]["1"] > 0

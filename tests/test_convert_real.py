@@ -22,10 +22,10 @@ from make_cli import hgguf
 
 from hybridgen_gguf.engine.handles import Context, Model
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings
 from hybridgen_gguf.make.convert import ConvertOptions, convert
 from hybridgen_gguf.make.pipeline import MakeOptions, make
 from hybridgen_gguf.make.quantize import QuantizeOptions
+from hybridgen_gguf.settings import ContextSettings, ModelSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from planned import dense, gpu, machine
 
-from hybridgen_gguf.cost import CostModel, work_of
-from hybridgen_gguf.hardware import Hardware, KernelRate
+from hybridgen_gguf.machine.hardware import Hardware, KernelRate
+from hybridgen_gguf.machine.rates import CPU, Product, Rates, Use
 from hybridgen_gguf.plan import Limits, MemoryUse, make_plan, predict
-from hybridgen_gguf.rates import CPU, Product, Rates, Use
+from hybridgen_gguf.plan.cost import CostModel, work_of
 
 SHAPE = dense(8, 1024, 2816, 16, 4, 32000)
 CARD = machine(8, 60, 28, gpu("GPU0", 8, 400, 30))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tinygguf import build
 
-from hybridgen_gguf.engine.digest import Digests, place_of
+from hybridgen_gguf.engine.jobs.digest import Digests, place_of
 from hybridgen_gguf.errors import BadFile, EngineError
 from hybridgen_gguf.make.quantize import QuantizeOptions, job_options, quantize
-from hybridgen_gguf.split import open_model_file
+from hybridgen_gguf.model_file.split import open_model_file
 
 KEY, UNKNOWN = "k", "0" * 64
 # Prints, for each file of a job, whether its header is the one that the forecast had made.

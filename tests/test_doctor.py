@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from planned import gpu, machine
 
-from hybridgen_gguf.doctor import examine
-from hybridgen_gguf.doctor_facts import Clock, Facts, read_facts
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.hardware import Hardware, NumaNode, Pcie
+from hybridgen_gguf.machine.doctor import examine
+from hybridgen_gguf.machine.doctor_facts import Clock, Facts, read_facts
+from hybridgen_gguf.machine.hardware import Hardware, NumaNode, Pcie
 
 GOOD = Facts(gpu_backends=("CUDA",), nvidia_seen=True)
 FINE = machine(8, 60, 32, gpu("GPU0", 8, 400, 30), link=24)

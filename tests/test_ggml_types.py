@@ -6,7 +6,7 @@ import gguf
 import pytest
 
 from hybridgen_gguf.errors import UsageError
-from hybridgen_gguf.ggml_types import GGML_TYPES, file_type_name, ggml_type, row_bytes
+from hybridgen_gguf.model_file.types import GGML_TYPES, file_type_name, ggml_type, row_bytes
 
 # gguf-py 0.19 counts two 4-byte scales in a Q8_1 block; the engine stores two of 2 bytes.
 DIFFERENT = {"Q8_1"}

@@ -13,7 +13,7 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import BadFile, HgError, NotFound
-from hybridgen_gguf.gguf_file import ArrayView, read_header
+from hybridgen_gguf.model_file.header import ArrayView, read_header
 
 
 def refused(folder: Path, data: bytes) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridgen_gguf.governor import Governor, others_seconds
+from hybridgen_gguf.adapt.threads import Governor, others_seconds
 
 FULL, ONE, CROWDED = 1 / 59, 1 / 38, 1 / 24  # seconds a token on two cores: two threads, one, two with another process
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hybridgen_gguf.errors import BadFile
-from hybridgen_gguf.hardware import (
+from hybridgen_gguf.machine.hardware import (
     Cache,
     Cpu,
     Device,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from make_cli import COMMAND, hgguf
 from tinygguf import build
 
-from hybridgen_gguf.engine.imatrix_file import Matrix, read_imatrix, write_imatrix
+from hybridgen_gguf.engine.jobs.imatrix_file import Matrix, read_imatrix, write_imatrix
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import BadFile, NotFound, UsageError
 from hybridgen_gguf.make import imatrix as make_side

@@ -10,8 +10,8 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import BadFile
-from hybridgen_gguf.gguf_file import read_header
-from hybridgen_gguf.inspection import describe, inspect_file
+from hybridgen_gguf.model_file.header import read_header
+from hybridgen_gguf.model_file.inspection import describe, inspect_file
 
 
 def test_json_document(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import rawgguf as raw
 
 from hybridgen_gguf.errors import BadFile, UsageError
-from hybridgen_gguf.gguf_file import read_header
-from hybridgen_gguf.layers import Keys, LayerShape, kv_cells, layer_kv_bytes, layer_shapes, window_size
+from hybridgen_gguf.model_file.header import read_header
+from hybridgen_gguf.model_file.layers import Keys, LayerShape, kv_cells, layer_kv_bytes, layer_shapes, window_size
 
 
 def keys_of(folder: Path, keys: list[bytes]) -> Keys:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from chi_square import LIMIT, score
 
-from hybridgen_gguf import noise, portable
-from hybridgen_gguf.noise import NoiseKey
+from hybridgen_gguf.sample import noise, portable
+from hybridgen_gguf.sample.noise import NoiseKey
 
 KEY = NoiseKey(2024, 3, 77)
 MANY = np.arange(1 << 20)

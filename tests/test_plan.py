@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from planned import GIB, counted, dense, gpu, machine, moe
 
-from hybridgen_gguf.arguments import limits_of
-from hybridgen_gguf.cost import work_of
-from hybridgen_gguf.engine.settings import Placement
+from hybridgen_gguf.cli.arguments import limits_of
+from hybridgen_gguf.cli.options import PlaceFlags
 from hybridgen_gguf.errors import DoesNotFit, UsageError
-from hybridgen_gguf.hardware import Hardware
-from hybridgen_gguf.options import PlaceFlags
+from hybridgen_gguf.machine.hardware import Hardware
+from hybridgen_gguf.model_file.shape import ModelShape
 from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
-from hybridgen_gguf.shape import ModelShape
+from hybridgen_gguf.plan.cost import work_of
+from hybridgen_gguf.settings import Placement
 
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 EXPERTS = moe(12, 1024, 512, 8, 4, 32000, 32, 4)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from planned import counted, dense, gpu, machine
 
-from hybridgen_gguf.engine.settings import Placement
-from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.machine.hardware import Hardware
 from hybridgen_gguf.plan import Limits, Plan, make_plan
+from hybridgen_gguf.settings import Placement
 
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 CARD = gpu("GPU0", 7.2, 250, 20)

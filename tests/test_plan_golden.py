@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from planned import counted, dense, gpu, machine, moe
 
-from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.machine.hardware import Hardware
+from hybridgen_gguf.model_file.shape import ModelShape
 from hybridgen_gguf.plan import Limits, Plan, make_plan
-from hybridgen_gguf.shape import ModelShape
 from hybridgen_gguf.units import format_size
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

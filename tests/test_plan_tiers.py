@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from planned import GIB, counted, dense, gpu, machine, moe
 
-from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.errors import EngineError, UsageError
-from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.machine.hardware import Hardware
 from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
-from hybridgen_gguf.plan_tiers import STEP
+from hybridgen_gguf.plan.tiers import STEP
+from hybridgen_gguf.settings import Placement
 
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 CARD = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20))

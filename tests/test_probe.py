@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fake_system import GIB, V2_MOUNT, Write, add_cpus
 
-from hybridgen_gguf.hardware import Cache, from_json, to_json
-from hybridgen_gguf.probe import read_disk, read_hardware, read_memory
-from hybridgen_gguf.probe_cgroup import cpu_quota, memory_limits
-from hybridgen_gguf.probe_cpu import parse_cpu_list, read_cpu
+from hybridgen_gguf.machine.hardware import Cache, from_json, to_json
+from hybridgen_gguf.machine.probe import read_disk, read_hardware, read_memory
+from hybridgen_gguf.machine.probe_cgroup import cpu_quota, memory_limits
+from hybridgen_gguf.machine.probe_cpu import parse_cpu_list, read_cpu
 
 
 def test_cpu_lists() -> None:

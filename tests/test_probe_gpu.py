@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from fake_system import GIB, Write
 
-from hybridgen_gguf.hardware import Pcie
-from hybridgen_gguf.probe_gpu import has_driver, read_gpus
+from hybridgen_gguf.machine.hardware import Pcie
+from hybridgen_gguf.machine.probe_gpu import has_driver, read_gpus
 
 
 class NVMLError(Exception):

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf import profile, profiling
-from hybridgen_gguf.engine.kernels import Attention, Kernels, Matrices
+from hybridgen_gguf.engine.graphs.kernels import Attention, Kernels, Matrices
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import EngineError
-from hybridgen_gguf.hardware import Device, Hardware, KernelRate
-from hybridgen_gguf.probe import read_hardware
-from hybridgen_gguf.profile import Profile, fingerprint_of, with_profile
-from hybridgen_gguf.rates import Rates
+from hybridgen_gguf.machine import measure as profiling
+from hybridgen_gguf.machine import profile
+from hybridgen_gguf.machine.hardware import Device, Hardware, KernelRate
+from hybridgen_gguf.machine.probe import read_hardware
+from hybridgen_gguf.machine.profile import Profile, fingerprint_of, with_profile
+from hybridgen_gguf.machine.rates import Rates
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 

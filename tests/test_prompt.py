@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from byte_tokenizer import ByteTokenizer
 
-from hybridgen_gguf.chat_template import BUILT_IN, ChatTemplate, Renderer, built_in
 from hybridgen_gguf.errors import HgError, TemplateError, UsageError
-from hybridgen_gguf.prompt import (
+from hybridgen_gguf.prompt.encode import (
     ControlText,
     Message,
     StandIns,
@@ -16,6 +15,7 @@ from hybridgen_gguf.prompt import (
     encode_raw,
     tokenize_rendered,
 )
+from hybridgen_gguf.prompt.template import BUILT_IN, ChatTemplate, Renderer, built_in
 
 CONTENT = "{{ messages[0].content }}"
 BOS_CONTENT = "{{ bos_token }}{{ messages[0].content }}"

@@ -8,8 +8,16 @@ from pathlib import Path
 import gguf
 import pytest
 
-from hybridgen_gguf.chat_template import ChatTemplate, built_in
-from hybridgen_gguf.prompt import ControlText, Message, StandIns, Tokenizer, encode_chat, encode_raw, tokenize_rendered
+from hybridgen_gguf.prompt.encode import (
+    ControlText,
+    Message,
+    StandIns,
+    Tokenizer,
+    encode_chat,
+    encode_raw,
+    tokenize_rendered,
+)
+from hybridgen_gguf.prompt.template import ChatTemplate, built_in
 
 pytestmark = pytest.mark.real
 PIECES = ["hello", " ", "\n", "  ", "漢字", "😀", "1", "'s", "<", "|", "im", "a", "\t", "def f():\n    return", "\x00"]

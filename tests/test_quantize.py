@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tinygguf import build
 
-from hybridgen_gguf.engine.imatrix_file import Matrix, write_imatrix
+from hybridgen_gguf.engine.jobs.imatrix_file import Matrix, write_imatrix
 from hybridgen_gguf.errors import BadFile, EngineError, Failed, HgError, NotFound, UsageError
-from hybridgen_gguf.gguf_file import read_header
 from hybridgen_gguf.make.file_types import FILE_TYPES, file_type
 from hybridgen_gguf.make.forecast import as_json, describe
 from hybridgen_gguf.make.quantize import QuantizeOptions, forecast, quantize
 from hybridgen_gguf.make.recipe import recipe_of
-from hybridgen_gguf.split import open_model_file
+from hybridgen_gguf.model_file.header import read_header
+from hybridgen_gguf.model_file.split import open_model_file
 
 
 @pytest.fixture(scope="module")

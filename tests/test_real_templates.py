@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from byte_tokenizer import ByteTokenizer
 
-from hybridgen_gguf.chat_template import ChatTemplate
 from hybridgen_gguf.errors import TemplateError
-from hybridgen_gguf.prompt import Message, encode_chat
+from hybridgen_gguf.prompt.encode import Message, encode_chat
+from hybridgen_gguf.prompt.template import ChatTemplate
 
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "

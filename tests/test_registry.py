@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridgen_gguf.errors import ConfigError, NotFound, UsageError
-from hybridgen_gguf.make.registry import HubSource, PypiSource, Registry, load_registry, resolve, shipped_file
+from hybridgen_gguf.models.registry import HubSource, PypiSource, Registry, load_registry, resolve, shipped_file
 
 NOTHING = Path("no-such-file.toml")
 HUB = '[[models.mine.sources]]\nkind = "hub"\nrepo = "me/mine-GGUF"\n'

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tinygguf import build
 
-from hybridgen_gguf.engine.compare import _log_probabilities
+from hybridgen_gguf.engine.jobs.compare import _log_probabilities
 from hybridgen_gguf.errors import Failed, HgError, UsageError
 from hybridgen_gguf.make.pipeline import MakeOptions, make
 from hybridgen_gguf.make.quantize import QuantizeOptions, quantize
 from hybridgen_gguf.make.report import ReportOptions, as_json, plot, report, table
-from hybridgen_gguf.split import open_model_file
+from hybridgen_gguf.model_file.split import open_model_file
 
 
 @pytest.fixture(scope="module")

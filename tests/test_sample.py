@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridgen_gguf import sample_steps as steps
 from hybridgen_gguf.errors import SampleError, UsageError
-from hybridgen_gguf.noise import NoiseKey
-from hybridgen_gguf.sample import (
+from hybridgen_gguf.sample import steps as steps
+from hybridgen_gguf.sample.noise import NoiseKey
+from hybridgen_gguf.sample.sampler import (
     DEFAULT_CHAIN,
     DeviceCandidates,
     SampleOptions,
@@ -20,7 +20,7 @@ from hybridgen_gguf.sample import (
     device_candidates,
     parse_samplers,
 )
-from hybridgen_gguf.sample_steps import Candidates
+from hybridgen_gguf.sample.steps import Candidates
 
 OPEN = SampleOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

@@ -9,7 +9,7 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import BadFile, NotFound
-from hybridgen_gguf.shape import read_shape
+from hybridgen_gguf.model_file.shape import read_shape
 
 
 def test_tiny(tmp_path: Path) -> None:

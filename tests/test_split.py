@@ -9,8 +9,8 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import BadFile, NotFound
-from hybridgen_gguf.gguf_file import read_header
-from hybridgen_gguf.split import open_model_file
+from hybridgen_gguf.model_file.header import read_header
+from hybridgen_gguf.model_file.split import open_model_file
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridgen_gguf.tier_border import Feedback, TierRates, cpu_tokens, host_share, observed
+from hybridgen_gguf.adapt.border import Feedback, observed
+from hybridgen_gguf.plan.border import TierRates, cpu_tokens, host_share
 
 rates = st.builds(TierRates, st.floats(1e8, 1e12), st.floats(1e8, 1e12), st.integers(1, 64))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_system import V2_MOUNT, Write, add_cpus
 
-from hybridgen_gguf.probe import read_hardware
-from hybridgen_gguf.probe_cgroup import cpu_quota
-from hybridgen_gguf.probe_cpu import read_cpu
+from hybridgen_gguf.machine.probe import read_hardware
+from hybridgen_gguf.machine.probe_cgroup import cpu_quota
+from hybridgen_gguf.machine.probe_cpu import read_cpu
 
 LAPTOP = ["0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7", *map(str, range(8, 16))]  # 4 with SMT, 8 without
 

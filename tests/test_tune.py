@@ -10,8 +10,8 @@ import pytest
 from planned import dense, machine
 
 from hybridgen_gguf import tuned
-from hybridgen_gguf.plan_parts import Limits
-from hybridgen_gguf.tune import Sample, axes_of, search
+from hybridgen_gguf.plan import Limits
+from hybridgen_gguf.tune.search import Sample, axes_of, search
 from hybridgen_gguf.tuned import Setting, Tuned
 
 START = Setting(4, 4, 2048, 512, "auto", "f16", "f16")

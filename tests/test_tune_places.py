@@ -11,15 +11,16 @@ from planned import counted, dense, gpu, machine, moe
 from tinygguf import build
 
 from hybridgen_gguf import tuned
-from hybridgen_gguf.cost import work_of
+from hybridgen_gguf.cli.measuring import _searched
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.errors import EngineError
 from hybridgen_gguf.loader import prepare
-from hybridgen_gguf.measuring import _searched
-from hybridgen_gguf.plan import Limits, MemoryUse, Plan, heavy_on_host, make_plan
-from hybridgen_gguf.tune import Sample, axes_of, search, start_of
-from hybridgen_gguf.tune_places import Places, applied, may_vary, near
+from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
+from hybridgen_gguf.plan.cost import work_of
+from hybridgen_gguf.plan.make import heavy_on_host
+from hybridgen_gguf.settings import Placement
+from hybridgen_gguf.tune.places import Places, applied, may_vary, near
+from hybridgen_gguf.tune.search import Sample, axes_of, search, start_of
 from hybridgen_gguf.tuned import Place, Setting, Tuned, recall, remember
 
 GIB, MIB = 1 << 30, 1 << 20

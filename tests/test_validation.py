@@ -11,7 +11,7 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import EngineError
-from hybridgen_gguf.validation import validate_file, validate_files
+from hybridgen_gguf.model_file.validation import validate_file, validate_files
 
 
 def test_sound_file_and_engine_check(tmp_path: Path) -> None:

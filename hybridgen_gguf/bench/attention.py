@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.attention import (
+from ..engine.graphs.attention import (
     Attention,
     AttentionGraph,
     attention_isa,

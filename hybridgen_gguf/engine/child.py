@@ -20,9 +20,9 @@ from typing import Any
 
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
+from ..settings import BufferBytes, ContextSettings, ModelSettings, Placement
 from . import giving_up
 from .library import BackendDevice
-from .settings import BufferBytes, ContextSettings, ModelSettings, Placement
 
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
+from ..settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
 from . import abi, giving_up, log
 from .library import Library, load
-from .settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
 from .tiers import TierCounters, Tiers, counters, pending, set_cpu_tokens
 
 _ABORTED = 2

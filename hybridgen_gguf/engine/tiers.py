@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import EngineError, UsageError
+from ..settings import KV_POLICIES, KV_TYPES
 from . import abi
 from .library import Library
-from .settings import KV_POLICIES, KV_TYPES
 
 
 class _Tiers(Structure):

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.digest import sha256_of
+from ..engine.jobs.digest import sha256_of
 from ..errors import EngineError, Failed, UsageError
-from ..ggml_types import row_bytes
+from ..model_file.split import open_model_file
+from ..model_file.types import row_bytes
 from ..printable import printable
-from ..split import open_model_file
 from . import recipe
-from .child import run_job, stoppable
 from .folder import Folder, hashed_files, read_folder
+from .job import run_job, stoppable
 from .target import check_room, check_target, publish, remove, scratch_for, shown, starts_again
 
 Progress = Callable[[str, int, int], None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadFile, Failed, NotFound, UsageError
-from ..foreign import name_foreign
+from ..model_file.foreign import name_foreign
 from ..printable import printable
 from .target import shown
 

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.digest import sha256_of
+from ..engine.jobs.digest import sha256_of
 from ..errors import UsageError
 from ..loader import prepare, settings_of
+from ..model_file.split import open_model_file
 from ..plan import Limits
-from ..split import open_model_file
-from .child import run_job, stoppable
+from .job import run_job, stoppable
 from .target import check_source, check_target, publish, remove, scratch_for, shown, sweep
 
 Progress = Callable[[int, int], None]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HgError, UsageError
-from ..split import open_model_file
+from ..model_file.split import open_model_file
 from . import recipe
-from .child import stoppable
 from .forecast import Forecast
 from .forecast import as_json as forecast_json
+from .job import stoppable
 from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
 from .report import Report, ReportOptions, plot, report
 from .report import as_json as report_json

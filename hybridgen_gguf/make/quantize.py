@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.digest import sha256_of
-from ..engine.quantize import padded, tensor_bytes
+from ..engine.jobs.digest import sha256_of
+from ..engine.jobs.quantize import padded, tensor_bytes
 from ..errors import BadFile, EngineError, Failed, UsageError
-from ..ggml_types import ggml_type
-from ..split import ModelFile, open_model_file
+from ..model_file.split import ModelFile, open_model_file
+from ..model_file.types import ggml_type
 from . import recipe
-from .child import run_job, stoppable
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
+from .job import run_job, stoppable
 from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again
 
 Progress = Callable[[str, int, int], None]

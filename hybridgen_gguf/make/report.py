@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.digest import sha256_of
+from ..engine.jobs.digest import sha256_of
 from ..errors import Failed, UsageError
-from ..split import ModelFile, open_model_file
+from ..model_file.split import ModelFile, open_model_file
 from ..units import format_size
-from .child import run_job, stoppable
+from .job import run_job, stoppable
 from .target import check_source, publish, remove, scratch_for, shown
 
 Progress = Callable[[int, int], None]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.quantize import padded
-from ..ggml_types import ggml_type, row_bytes
-from ..split import ModelFile
+from ..engine.jobs.quantize import padded
+from ..model_file.split import ModelFile
+from ..model_file.types import ggml_type, row_bytes
 from .allocate import Choice, allocate
-from .child import run_job
 from .forecast import Forecast
+from .job import run_job
 from .target import check_room
 
 Progress = Callable[[str, int, int], None]

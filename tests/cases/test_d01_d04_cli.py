@@ -231,7 +231,7 @@ except hybridgen_gguf.BadFile as error:
 def test_d10_python_files_in_the_folder_one_stands_in_do_not_run(tiny: Path, tmp_path: Path) -> None:
     for name in ("numpy", "llama_cpp", "jinja2", "json", "hybridgen_gguf"):
         (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n", encoding="utf-8")
-    start = f"from hybridgen_gguf.cli import main; main(['run', {str(tiny)!r}, '-p', 'hi', '-n', '1'])"
+    start = f"from hybridgen_gguf.cli.app import main; main(['run', {str(tiny)!r}, '-p', 'hi', '-n', '1'])"
     done = subprocess.run(
         [sys.executable, "-P", "-c", start], cwd=tmp_path, capture_output=True, timeout=60, check=False,
         env={**os.environ, **QUIET},

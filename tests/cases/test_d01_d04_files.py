@@ -11,9 +11,9 @@ import rawgguf as raw
 import tinygguf
 
 from hybridgen_gguf.errors import BadFile, HgError, NotFound
-from hybridgen_gguf.inspection import inspect_file
-from hybridgen_gguf.shape import read_shape
-from hybridgen_gguf.validation import validate_file, validate_files
+from hybridgen_gguf.model_file.inspection import inspect_file
+from hybridgen_gguf.model_file.shape import read_shape
+from hybridgen_gguf.model_file.validation import validate_file, validate_files
 
 
 def everyone_says(path: Path) -> str:

@@ -13,11 +13,11 @@ import pytest
 from hf_folder import LLAMA3_SPLIT, MADE_UP_SPLIT, TOKENS, llama_tensors, write_folder, write_json
 
 from hybridgen_gguf.errors import Failed
-from hybridgen_gguf.gguf_file import read_header
-from hybridgen_gguf.make.child import run_job
 from hybridgen_gguf.make.convert import ConvertOptions, convert
+from hybridgen_gguf.make.job import run_job
 from hybridgen_gguf.make.pipeline import MakeOptions, make
 from hybridgen_gguf.make.quantize import QuantizeOptions
+from hybridgen_gguf.model_file.header import read_header
 
 pytestmark = [
     pytest.mark.slow,

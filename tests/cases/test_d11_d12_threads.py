@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.probe_cpu import read_cpu
+from hybridgen_gguf.machine.probe_cpu import read_cpu
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -60,7 +60,9 @@ def test_the_least_of_mask_and_quota(tmp_path: Path) -> None:
 def test_process_bound_to_one_cpu() -> None:
     """As under `taskset -c 0`."""
     cpu = min(os.sched_getaffinity(0))
-    code = "from hybridgen_gguf.probe import read_hardware as r; c = r().cpu; print(c.usable_threads, c.affinity)"
+    code = (
+        "from hybridgen_gguf.machine.probe import read_hardware as r; c = r().cpu; print(c.usable_threads, c.affinity)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\n{code}"],
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],

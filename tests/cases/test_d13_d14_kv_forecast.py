@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rawgguf as raw
 
-from hybridgen_gguf.shape import ModelShape, read_shape
+from hybridgen_gguf.model_file.shape import ModelShape, read_shape
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.engine.imatrix_file import read_imatrix, write_imatrix
+from hybridgen_gguf.engine.jobs.imatrix_file import read_imatrix, write_imatrix
 from hybridgen_gguf.make.imatrix import ImatrixOptions, imatrix
 
 

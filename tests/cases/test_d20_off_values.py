@@ -10,7 +10,7 @@ from chi_square import LIMIT, score
 
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.engine.native_sample import NativeSample
-from hybridgen_gguf.sample import NativeSampler, SampleOptions, Sampler
+from hybridgen_gguf.sample.sampler import NativeSampler, SampleOptions, Sampler
 
 
 @pytest.fixture(params=["native", "numpy"])

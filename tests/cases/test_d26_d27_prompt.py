@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from byte_tokenizer import ByteTokenizer
 
-from hybridgen_gguf.chat_template import ChatTemplate, RenderLimits
 from hybridgen_gguf.errors import TemplateError
-from hybridgen_gguf.prompt import Message, Prompt, encode_chat, encode_raw
+from hybridgen_gguf.prompt.encode import Message, Prompt, encode_chat, encode_raw
+from hybridgen_gguf.prompt.template import ChatTemplate, RenderLimits
 
 CONTENT = "{{ messages[0]['content'] }}"
 

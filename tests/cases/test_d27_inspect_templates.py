@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tinygguf
 
-from hybridgen_gguf.inspection import inspect_file
-from hybridgen_gguf.validation import validate_file
+from hybridgen_gguf.model_file.inspection import inspect_file
+from hybridgen_gguf.model_file.validation import validate_file
 
 MARKER = "touch {marker}"
 

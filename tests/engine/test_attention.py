@@ -9,7 +9,7 @@ import pytest
 from attention_cases import Case, check, inputs, replace, run
 from seed import SEED
 
-from hybridgen_gguf.engine.attention import ATTENTION_TYPES, attention_isa
+from hybridgen_gguf.engine.graphs.attention import ATTENTION_TYPES, attention_isa
 
 #: head size, query heads, KV heads
 SHAPES = [(64, 9, 3), (128, 32, 8), (128, 64, 8), (256, 4, 1)]

@@ -14,8 +14,8 @@ import pytest
 from hybridgen_gguf.engine.device_sample import DeviceSample
 from hybridgen_gguf.engine.handles import Context, Model
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import ContextSettings, ModelSettings, Placement
-from hybridgen_gguf.sample import DeviceCandidates, Draw, SampleOptions, Sampler, device_candidates
+from hybridgen_gguf.sample.sampler import DeviceCandidates, Draw, SampleOptions, Sampler, device_candidates
+from hybridgen_gguf.settings import ContextSettings, ModelSettings, Placement
 
 PROMPT = [1, 40, 50, 60, 70, 40, 50, 61, 9, 200]
 WIDE = {"top_p": 1.0, "min_p": 0.0, "temperature": 3.0}  # random weights give peaked logits: spread them out

@@ -9,9 +9,9 @@ import pytest
 from tinygguf import build
 
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.loader import open_model, prepare
 from hybridgen_gguf.plan import Limits
+from hybridgen_gguf.settings import Placement
 
 MIB = 1 << 20
 

@@ -15,14 +15,14 @@ from conftest import ROOT, serving
 from planned import gpu, machine
 from tinygguf import build
 
-from hybridgen_gguf import profile
 from hybridgen_gguf.engine.child import Child
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import Placement
 from hybridgen_gguf.loader import Prepared, open_model, oracle, prepare, with_engine_devices
+from hybridgen_gguf.machine import profile
+from hybridgen_gguf.machine.probe import read_hardware
+from hybridgen_gguf.model_file.shape import read_shape
 from hybridgen_gguf.plan import Limits, make_plan
-from hybridgen_gguf.probe import read_hardware
-from hybridgen_gguf.shape import read_shape
+from hybridgen_gguf.settings import Placement
 
 MIB = 1 << 20
 # In a process of its own: devices stay registered.

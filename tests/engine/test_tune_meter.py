@@ -11,8 +11,8 @@ import pytest
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.loader import prepare
 from hybridgen_gguf.plan import Limits
-from hybridgen_gguf.tune import QUALITY_LIMIT, start_of
-from hybridgen_gguf.tune_meter import EngineMeter
+from hybridgen_gguf.tune.meter import EngineMeter
+from hybridgen_gguf.tune.search import QUALITY_LIMIT, start_of
 
 
 @pytest.mark.parametrize("cut", [False, True])

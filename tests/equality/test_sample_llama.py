@@ -16,14 +16,14 @@ import pytest
 from llama_samplers import LlamaSamplers, LogitBias
 from numpy.typing import NDArray
 
-from hybridgen_gguf import sample_steps as steps
 from hybridgen_gguf.engine.handles import Model
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.engine.settings import ModelSettings
-from hybridgen_gguf.noise import NoiseKey
-from hybridgen_gguf.sample import DEFAULT_CHAIN, SampleOptions, Sampler
-from hybridgen_gguf.sample_dry import breaker_sequences
-from hybridgen_gguf.sample_steps import Candidates
+from hybridgen_gguf.sample import steps as steps
+from hybridgen_gguf.sample.dry import breaker_sequences
+from hybridgen_gguf.sample.noise import NoiseKey
+from hybridgen_gguf.sample.sampler import DEFAULT_CHAIN, SampleOptions, Sampler
+from hybridgen_gguf.sample.steps import Candidates
+from hybridgen_gguf.settings import ModelSettings
 
 Logits = NDArray[np.float32]
 

@@ -14,13 +14,13 @@ import pytest
 from chi_square import LIMIT, score
 from numpy.typing import NDArray
 
-from hybridgen_gguf import noise
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.engine.native_sample import NativeSample, native_sampler
 from hybridgen_gguf.errors import SampleError, UsageError
-from hybridgen_gguf.logits import exp_total, top_of
-from hybridgen_gguf.noise import NoiseKey
-from hybridgen_gguf.sample import SampleOptions, Sampler
+from hybridgen_gguf.sample import noise
+from hybridgen_gguf.sample.logits import exp_total, top_of
+from hybridgen_gguf.sample.noise import NoiseKey
+from hybridgen_gguf.sample.sampler import SampleOptions, Sampler
 
 Logits = NDArray[np.float32]
 OPEN = SampleOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

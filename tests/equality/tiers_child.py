@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from hybridgen_gguf.engine import tiers as kv
 from hybridgen_gguf.engine.handles import Model, start
-from hybridgen_gguf.engine.settings import KV_TYPES, ModelSettings, Placement
 from hybridgen_gguf.engine.tiers import TierCounters, Tiers
+from hybridgen_gguf.settings import KV_TYPES, ModelSettings, Placement
 
 Logits = NDArray[np.float32]
 

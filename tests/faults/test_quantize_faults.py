@@ -15,7 +15,7 @@ from make_cli import COMMAND, hgguf, refused
 from tinygguf import build
 
 from hybridgen_gguf.errors import EngineError
-from hybridgen_gguf.make.child import run_job
+from hybridgen_gguf.make.job import run_job
 from hybridgen_gguf.make.target import scratch_for, sweep
 
 

@@ -6,7 +6,7 @@ from attention_cases import Case, check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridgen_gguf.engine.attention import ATTENTION_TYPES
+from hybridgen_gguf.engine.graphs.attention import ATTENTION_TYPES
 
 EDGES = st.sampled_from([1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 511, 512, 513])
 QUANTIZED = ("q8_0", "q4_0")

@@ -14,7 +14,7 @@ from command_line import Done, call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridgen_gguf import cli
+from hybridgen_gguf.cli import app as cli
 
 EXAMPLES = int(os.environ.get("HGGUF_FUZZ_EXAMPLES", "40"))
 SLOWEST = 10.0  # seconds

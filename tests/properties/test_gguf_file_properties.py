@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridgen_gguf.errors import HgError
-from hybridgen_gguf.gguf_file import ArrayView, Header, read_header
-from hybridgen_gguf.inspection import inspect_file
+from hybridgen_gguf.model_file.header import ArrayView, Header, read_header
+from hybridgen_gguf.model_file.inspection import inspect_file
+from hybridgen_gguf.model_file.validation import validate_file
 from hybridgen_gguf.printable import printable
-from hybridgen_gguf.validation import validate_file
 
 FAST = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SCALARS = {

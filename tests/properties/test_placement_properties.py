@@ -8,9 +8,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridgen_gguf.cost import PartCost
-from hybridgen_gguf.placement import Assignment, Problem, Sizes, fits, places_of, search, seconds_of
-from hybridgen_gguf.rates import CPU
+from hybridgen_gguf.machine.rates import CPU
+from hybridgen_gguf.plan.assign import Assignment, Problem, Sizes, fits, places_of, search, seconds_of
+from hybridgen_gguf.plan.cost import PartCost
 
 MIB = 1 << 20
 

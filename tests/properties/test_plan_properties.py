@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import counted, dense, gpu, machine, moe
 
-from hybridgen_gguf.hardware import Hardware
+from hybridgen_gguf.machine.hardware import Hardware
+from hybridgen_gguf.model_file.shape import ModelShape
 from hybridgen_gguf.plan import Limits, Plan, make_plan
-from hybridgen_gguf.shape import ModelShape
 
 SHAPES = {
     "dense": dense(16, 2048, 5632, 16, 4, 32000),

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridgen_gguf.errors import BadFile
-from hybridgen_gguf.hardware import Cpu, Hardware, Memory, from_json, to_json
-from hybridgen_gguf.probe import read_memory
-from hybridgen_gguf.probe_cpu import parse_cpu_list, read_cpu
+from hybridgen_gguf.machine.hardware import Cpu, Hardware, Memory, from_json, to_json
+from hybridgen_gguf.machine.probe import read_memory
+from hybridgen_gguf.machine.probe_cpu import parse_cpu_list, read_cpu
 
 FILES = (
     "proc/self/cgroup", "proc/self/mountinfo", "proc/meminfo", "proc/cpuinfo", "proc/self/statm",

@@ -6,7 +6,7 @@ from byte_tokenizer import CONTROL, FIRST_CONTROL, ByteTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridgen_gguf.prompt import ControlText, StandIns, tokenize_rendered
+from hybridgen_gguf.prompt.encode import ControlText, StandIns, tokenize_rendered
 
 PARTS = [*CONTROL, "<", "s>", "<|", "|>", "im_", "end", "[", "INST]", "/", "a", " ", "\n", "漢", "😀", "\U000f0000"]
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hybridgen_gguf.errors import SampleError
-from hybridgen_gguf.sample import DEFAULT_CHAIN, DeviceCandidates, SampleOptions, Sampler, device_candidates
-from hybridgen_gguf.sample_dry import _repeats, dry_penalties
+from hybridgen_gguf.sample.dry import _repeats, dry_penalties
+from hybridgen_gguf.sample.sampler import DEFAULT_CHAIN, DeviceCandidates, SampleOptions, Sampler, device_candidates
 
 shares = st.floats(0, 1)
 options = st.builds(

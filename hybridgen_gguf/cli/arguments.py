@@ -1,0 +1,307 @@
+"""What the user said → what the modules below take: flags become Limits, SampleOptions and a prompt.
+
+Reads the prompt's file and standard input, nothing else. Invariant: everything that is wrong is a UsageError that names
+the flag, before any model is opened.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import NotFound, UsageError
+from ..plan import GOALS, Limits
+from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement
+from ..units import format_size, parse_size
+from .options import PlaceFlags, PromptFlags, SampleFlags
+
+_LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
+_LONGEST_PLAN = 16 << 20  # bytes
+_MOST_DEVICES = 16  # llama_max_devices()
+_MOST_LAYERS = 9999  # what guides write for "all"; the engine's own limit is 512 layers
+_SAMPLE_NAMES = {  # flag's field: SampleOptions' field, where they differ
+    "temp": "temperature",
+    "typical": "typical_p",
+    "top_nsigma": "top_n_sigma",
+    "dynatemp_exp": "dynatemp_exponent",
+}
+_RAM_TYPES = {name: KV_TYPES[name] for name in ("f16", "q8_0", "q4_0")}
+
+
+def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
+    """Limits of the placement flags. `tokens_needed`: what the prompt and its answer ask for."""
+    limits = Limits(
+        n_ctx=flags.ctx_size or None,  # 0 is llama.cpp's spelling of "choose for me"
+        tokens_needed=tokens_needed,
+        n_gpu_layers=_layers(flags.n_gpu_layers),
+        vram=_size("--vram", flags.vram),
+        ram=_size("--ram", flags.ram),
+        type_k=_one_of("-ctk", flags.cache_type_k, KV_TYPES),
+        type_v=_one_of("-ctv", flags.cache_type_v, KV_TYPES),
+        flash_attention=_one_of(
+            "-fa", {"1": "on", "0": "off"}.get(flags.flash_attn, flags.flash_attn), FLASH_ATTENTION
+        ),
+        threads=_threads("-t", flags.threads),
+        threads_batch=_threads("-tb", flags.threads_batch),
+        n_batch=flags.batch_size,
+        n_ubatch=flags.ubatch_size,
+        kv_vram=_size("--kv-vram", flags.kv_vram),
+        kv_ram_type=None if flags.kv_ram_type is None else _one_of("--kv-ram-type", flags.kv_ram_type, _RAM_TYPES),
+        placement=Placement(
+            overrides=_overrides(flags.override_tensor or (), flags.n_cpu_moe),
+            devices=_devices(flags.device),
+            split_mode=_one_of("-sm", flags.split_mode, SPLIT_MODES),
+            main_gpu=_in_range("-mg", flags.main_gpu, 0, _MOST_DEVICES - 1),
+            tensor_split=_shares(flags.tensor_split),
+            use_mmap=not flags.no_mmap,
+            use_mlock=flags.mlock,
+            kv_offload=not flags.no_kv_offload,
+            tier_policy=_one_of("--kv-policy", flags.kv_policy, KV_POLICIES),
+        ),
+        goal=_one_of("--goal", flags.goal, GOALS),
+        depth=flags.depth,
+    )
+    if flags.numa is not None:
+        _one_of("--numa", flags.numa, NUMA)
+    return _from_plan_file(flags.plan, limits) if flags.plan is not None else limits
+
+
+def endpoints_of(rpc: str | None) -> tuple[str, ...]:
+    """The HOST:PORTs of --rpc."""
+    return tuple(part.strip() for part in rpc.split(",") if part.strip()) if rpc else ()
+
+
+def _size(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error.what}", error.hint) from None
+
+
+def _threads(flag: str, count: int | None) -> int | None:
+    """-1 is llama.cpp's spelling of "choose for me"."""
+    return None if count is None or count == -1 else _in_range(flag, count, 1, 1024)
+
+
+def _in_range(flag: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise UsageError(f"{flag} {value} is out of range", f"give {least} to {most}, or leave it out")
+    return value
+
+
+def _devices(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = () if text == "none" else tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(names) >= _MOST_DEVICES:
+        raise UsageError(f"-dev '{text}' is not a list of devices", "see `hgguf engine`, or give none")
+    return names
+
+
+def _layers(text: str | None) -> int | None:
+    if text is None or text == "auto":
+        return None
+    if text == "all":
+        return -1
+    try:
+        layers = int(text)
+    except ValueError:
+        raise UsageError(f"-ngl {text} is not a number of layers", "give a number, auto or all") from None
+    return _in_range("-ngl", layers, -1, _MOST_LAYERS)
+
+
+def _one_of(flag: str, value: str, allowed: Collection[str]) -> str:
+    if value not in allowed:
+        raise UsageError(f"{flag} {value} is not known", f"one of: {', '.join(allowed)}")
+    return value
+
+
+def _overrides(texts: Sequence[str], cpu_experts: int | None) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in ",".join(texts).split(",") if texts else ():
+        pattern, equals, buffer_type = part.rpartition("=")
+        if not equals or not pattern or not buffer_type or "\0" in part:
+            raise UsageError(f"-ot {part} is not PATTERN=TYPE", "for example -ot 'ffn_.*_exps=CPU'")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UsageError(f"-ot {part} holds no regular expression: {error}", "write \\( for a bracket") from None
+        pairs.append((pattern, buffer_type))
+    layers = _in_range("-ncmoe", cpu_experts or 0, 0, _MOST_LAYERS)
+    if layers:  # one pattern: the engine compiles each pattern again for each tensor
+        pairs.append((rf"blk\.({_up_to(layers - 1)})\.ffn_(up|down|gate)_(ch|)exps", "CPU"))
+    return tuple(pairs)
+
+
+def _up_to(last: int) -> str:
+    """A regular expression for the numbers from 0 to `last`."""
+    tens, ones = divmod(last, 10)
+    if not tens:
+        return f"[0-{ones}]"
+    return f"({_up_to(tens - 1)})?[0-9]|{tens}[0-{ones}]"
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        shares = tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise UsageError(f"-ts {text} is not a list of numbers", "for example -ts 3,1") from None
+    if not all(0 <= share < float("inf") for share in shares) or not any(shares):
+        raise UsageError(f"-ts {text} holds no shares of zero and more", "for example -ts 3,1")
+    if len(shares) > _MOST_DEVICES:
+        raise UsageError(f"-ts holds {len(shares)} shares, for at most {_MOST_DEVICES} devices", "for example -ts 3,1")
+    return shares
+
+
+def _from_plan_file(name: str, limits: Limits) -> Limits:
+    """A saved plan fixes what the flags leave open."""
+    try:
+        with Path(name).open("rb") as file:
+            data = json.loads(file.read(_LONGEST_PLAN))
+        plan = data.get("plan", data)
+        fixed = {
+            "n_ctx": int(plan["n_ctx"]),
+            "n_gpu_layers": int(plan["n_gpu_layers"]),
+            "threads": int(plan["threads"]["decode"]),
+            "threads_batch": int(plan["threads"]["prompt"]),
+            "n_batch": int(plan["batch"]["n_batch"]),
+            "n_ubatch": int(plan["batch"]["n_ubatch"]),
+        }
+        kinds = {name: _one_of("--plan", str(plan["kv"][name]), KV_TYPES) for name in ("type_k", "type_v")}
+        kinds["flash_attention"] = _one_of("--plan", str(plan.get("flash_attention", "auto")), FLASH_ATTENTION)
+        place = _place_of(plan)
+    except OSError as error:
+        raise NotFound(f"the plan {name} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
+    if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
+        place |= dict.fromkeys(("tier_cells", "tier_type", "tier_cpu_tokens", "tier_share"))
+    left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
+    kinds = {key: value for key, value in kinds.items() if getattr(limits, key) == getattr(Limits(), key)}
+    default = Placement()
+    kept = {key: value for key, value in place.items() if getattr(limits.placement, key) == getattr(default, key)}
+    placement = replace(limits.placement, **kept)
+    return replace(limits, **left_open, **kinds, placement=placement)  # type: ignore[arg-type]  # types as above
+
+
+def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a saved plan says about placement; older ones lack some of it."""
+    devices, cells, kind = plan.get("devices"), plan.get("tier_cells"), plan.get("tier_type")
+    border, share = plan.get("tier_cpu_tokens"), plan.get("tier_share")
+    return {
+        "overrides": _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None),
+        "devices": None if devices is None else tuple(str(device) for device in devices),
+        "split_mode": _one_of("--plan", str(plan.get("split_mode", "layer")), SPLIT_MODES),
+        "main_gpu": _in_range("--plan: main_gpu", int(plan.get("main_gpu", 0)), 0, _MOST_DEVICES - 1),
+        "tensor_split": tuple(float(share) for share in plan.get("tensor_split", ())),
+        "use_mmap": bool(plan.get("use_mmap", True)),
+        "use_mlock": bool(plan.get("use_mlock", False)),
+        "kv_offload": bool(plan.get("kv_offload", True)),
+        "tier_cells": None if cells is None else _in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
+        "tier_type": None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
+        "tier_cpu_tokens": None if border is None else _in_range("--plan: tier_cpu_tokens", int(border), 0, 1 << 20),
+        "tier_share": None if share is None else min(max(float(share), 0.0), 1.0),
+        "tier_policy": _one_of("--plan: tier_policy", str(plan.get("tier_policy", "fill")), KV_POLICIES),
+    }
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to ask: a prompt and perhaps a system message; and what ends the answer."""
+
+    text: str
+    system: str | None
+    raw: bool
+    stops: tuple[str, ...]
+
+
+def question_of(flags: PromptFlags) -> Question:
+    """The prompt from -p, -f or standard input. Raises UsageError when there is none."""
+    if flags.prompt is not None and flags.file is not None:
+        raise UsageError("-p and -f were both given", "give one of them")
+    if "" in (flags.stop or ()):
+        raise UsageError("a stop string cannot be empty", "leave it out, or give at least one character")
+    if flags.predict < -2:
+        raise UsageError(f"-n {flags.predict} is out of range", "give a number of tokens, or -1 for no limit")
+    if flags.raw and flags.system is not None:
+        raise UsageError("-sys needs the chat template, and --raw leaves it out", "leave one of them out")
+    text = _prompt_text(flags)
+    if not text:
+        raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
+    stops = tuple(typed_text(stop, errors="surrogateescape") for stop in flags.stop or ())
+    return Question(text, None if flags.system is None else typed_text(flags.system), flags.raw, stops)
+
+
+def typed_text(word: str, errors: str = "replace") -> str:
+    """A word of the command line as UTF-8 text, whatever the locale; what is no UTF-8 becomes a mark."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", errors)
+
+
+def _prompt_text(flags: PromptFlags) -> str:
+    if flags.file is not None:
+        try:
+            with Path(flags.file).open("rb") as file:
+                return _text_of(file, f"the prompt file {flags.file}")
+        except OSError as error:
+            raise NotFound(
+                f"the prompt file {flags.file} cannot be read: {error.strerror}", "give the name of a text file"
+            ) from None
+        except ValueError:
+            raise NotFound(f"{flags.file!a} cannot be the name of a file", "give the name of a text file") from None
+    if flags.prompt is not None and flags.prompt != "-":
+        return typed_text(flags.prompt)
+    if sys.stdin is None or (flags.prompt is None and sys.stdin.isatty()):
+        raise UsageError("there is no prompt", 'give one with -p "..." or -f FILE, or pipe text in')
+    return _text_of(sys.stdin.buffer, "standard input")
+
+
+def _text_of(file: BinaryIO, name: str) -> str:
+    data = file.read(_LONGEST_PROMPT + 1)
+    if len(data) > _LONGEST_PROMPT:
+        raise UsageError(f"{name} holds more than {format_size(_LONGEST_PROMPT)}", "no model reads a prompt that long")
+    try:
+        return data.decode("utf-8-sig").removesuffix("\n")
+    except UnicodeDecodeError:
+        marks = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+        encoding = next((known for mark, known in marks.items() if data.startswith(mark)), "")
+        what = f"{name} is {encoding} text" if encoding else f"{name} is not UTF-8 text"
+        raise UsageError(what, f"convert it: iconv -f {encoding or 'ENCODING'} -t UTF-8") from None
+
+
+def sample_changes(flags: SampleFlags, suggested: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SampleOptions that differ from its defaults: the flags', then what the model's maker suggests."""
+    from ..sample.sampler import parse_samplers
+
+    changes: dict[str, Any] = dict(suggested)
+    for field in fields(flags):
+        value = getattr(flags, field.name)
+        if value is None or field.name == "seed":
+            continue
+        if field.name == "logit_bias":
+            value = tuple(_bias(text) for text in value)
+        elif field.name == "samplers":
+            value = parse_samplers(value)
+        changes[_SAMPLE_NAMES.get(field.name, field.name)] = value
+    return changes
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """llama.cpp's `15043+1`, `15043-1.5`, `15043-inf`; and `15043=1.5`."""
+    digits = len(text) - len(text.lstrip("0123456789"))
+    token, rest = text[:digits], text[digits:].removeprefix("=")
+    try:
+        return int(token), float(rest)
+    except ValueError:
+        raise UsageError(
+            f"--logit-bias {text} is not a token id with a bias", "for example 15043+1 or 15043-inf"
+        ) from None

@@ -1,0 +1,270 @@
+"""The verbs that open a model: run, plan, bench. Flags → plan → answer; knows no terminal beyond show.py.
+
+Invariant: an interrupt keeps the text so far and ends within a second, also while a long prompt is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import EngineError, UsageError
+from ..plan import Plan
+from ..plan.make import DEFAULT_CONTEXT
+from . import show
+from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
+from .options import PlaceFlags, PromptFlags, SampleFlags
+
+if TYPE_CHECKING:
+    from ..generate import GenerateOptions, LanguageModel, Reply
+    from ..loader import Prepared
+    from ..prompt.encode import Prompt
+
+_TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """While inside, Ctrl-C only makes the yielded function true; a second one ends the process at once."""
+    asked = False
+
+    def note(_signal: int, _frame: object) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(130)
+        asked = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # whoever started this in the background wants it left alone
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interruptible_load() -> Iterator[Callable[[], bool]]:
+    """As `interruptible`, for calls into the engine: an exception inside one of its callbacks would be swallowed.
+
+    Raises KeyboardInterrupt at the end when Ctrl-C came.
+    """
+    with interruptible() as asked:
+        try:
+            yield asked
+        finally:
+            if asked():
+                raise KeyboardInterrupt
+
+
+def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
+    """`open.find_model` with a progress bar."""
+    from ..open import find_model
+
+    with show.progress(f"fetching {text}", sizes=True) as progress:
+        return find_model(text, progress)
+
+
+def _prepare(
+    path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True, stock_only: bool = False
+) -> Prepared:
+    from ..loader import prepare
+
+    use_tuned = use_tuned and not place.no_tuned
+    limits = replace(limits_of(place, tokens_needed), stock_only=stock_only)
+    prepared = prepare(path, limits, rpc=endpoints_of(place.rpc), use_tuned=use_tuned)
+    for text in prepared.plan.warnings:
+        show.warning(text)
+    return prepared
+
+
+def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
+    from ..engine.handles import set_numa, start
+    from ..open import open_prepared
+
+    with show.progress("loading") as progress, interruptible_load() as asked:
+        start(echo_log=bool(os.environ.get("HGGUF_DEBUG")))
+        if place.numa is not None:
+            set_numa(place.numa)
+
+        def report(share: float) -> bool:
+            progress(round(share * 100), 100)
+            return not asked()
+
+        return open_prepared(prepared, report, adapt_threads=place.adapt_threads, adapt_kv=place.adapt_kv)
+
+
+def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) -> int:
+    """Upper bound of the tokens that prompt and answer take; counted exactly only when that may matter."""
+    text = question.text + (question.system or "")
+    room = _TEMPLATE_ROOM + max(predict, 0 if fixed else 256)
+    bound = len(text.encode("utf-8")) + room
+    if fixed or bound <= DEFAULT_CONTEXT:
+        return bound
+    from ..engine.child import Child
+    from ..model_file.split import open_model_file
+
+    with Child() as child:
+        try:
+            return child.count_tokens(open_model_file(path).path, text) + room
+        except EngineError:  # planning says in better words what is wrong with the file
+            return bound
+
+
+def run_verb(
+    model: str,
+    ask: PromptFlags,
+    place: PlaceFlags,
+    sampling: SampleFlags,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> int:
+    """`hgguf run`. The exit code."""
+    from ..generate import GenerateOptions, merged
+    from ..prompt.encode import Message
+    from ..prompt.template import Renderer
+    from ..sample.sampler import check_seed
+
+    question = question_of(ask)
+    seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
+    path, suggested = find_shown(model)
+    options = merged(
+        GenerateOptions(
+            max_tokens=None if ask.predict < 0 else ask.predict,
+            stop=question.stops,
+            seed=seed,
+            ignore_end=ask.ignore_eos,
+        ),
+        sample_changes(sampling, suggested),
+    )
+    renderer = None if question.raw or dry_run else Renderer()
+    try:
+        prepared = _prepare(path, place, _tokens_needed(path, question, ask.predict, place.ctx_size is not None))
+        if dry_run:
+            _print_plan(prepared.plan, as_json, explain=verbose)
+            return 0
+        with _open(prepared, place) as opened:
+            if question.raw:
+                prompt = opened.encode(question.text)
+            else:
+                messages = [Message("system", question.system)] if question.system else []
+                messages.append(Message("user", question.text))
+                prompt = opened.encode(None, messages, chat_template=ask.chat_template, renderer=renderer)
+            return _answer(opened, prompt, options, as_json, verbose, quiet)
+    finally:
+        if renderer is not None:
+            renderer.close()
+
+
+def _answer(
+    opened: LanguageModel, prompt: Prompt, options: GenerateOptions, as_json: bool, verbose: bool, quiet: bool
+) -> int:
+    """Streams the answer to stdout (or prints it whole as JSON) and the statistics to stderr."""
+    reply: Reply | None = None
+    with interruptible() as cancelled, ExitStack() as bar:
+        progress = bar.enter_context(show.progress("reading the prompt"))
+        for chunk in opened.run(prompt, options, cancelled=cancelled, progress=progress):
+            bar.close()
+            if not as_json:
+                show.answer(chunk.text)
+            reply = chunk.reply
+    if reply is None:
+        return 1
+    if as_json:
+        show.data(reply.as_json())
+    elif not reply.text.endswith("\n"):
+        show.answer("\n")
+    if verbose:
+        show.plan_notes(reply.plan)
+        show.tier_notes(reply)
+    if not quiet and not as_json:
+        show.statistics(reply)
+    return 130 if reply.finish_reason == "cancelled" else 0
+
+
+def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form: str) -> None:
+    """`hgguf plan`."""
+    if form not in ("table", "args"):
+        raise UsageError(f"--format {form} is not known", "one of: table, args")
+    path, _ = find_shown(model)
+    made = _prepare(path, place).plan
+    if form == "args" and made.placement.tier_cells is not None:
+        show.warning("this plan keeps KV in two memories, which stock llama.cpp cannot: its flags here are the nearest")
+        plain = replace(place, plan=None, ctx_size=made.n_ctx, kv_vram=None, kv_ram_type=None)
+        made = _prepare(path, plain, stock_only=True).plan
+    if form == "args":
+        show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
+    else:
+        _print_plan(made, as_json, explain=explain)
+
+
+def _print_plan(made: Plan, as_json: bool, *, explain: bool) -> None:
+    if as_json:
+        show.data({"plan": made.as_json()})
+    else:
+        show.plan(made, explain=explain)
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag} {text} is not a list of numbers", f"for example {flag} 0,4096") from None
+
+
+def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repeats: int, form: str) -> int:
+    """`hgguf bench`. The exit code."""
+    from ..bench.measure import run_tests, tests_of
+    from ..bench.report import FORMATS, formatted
+
+    if form not in FORMATS:
+        raise UsageError(f"-o {form} is not known", f"one of: {', '.join(FORMATS)}")
+    if repeats < 1:
+        raise UsageError(f"-r {repeats} is out of range", "give at least 1")
+    n_prompt, n_gen, depths = (_numbers(flag, text) for flag, text in zip(("-p", "-n", "-d"), lists, strict=True))
+    tests = tests_of(n_prompt, n_gen, depths)
+    needed = max(test.n_depth + max(test.n_prompt, test.n_gen) for test in tests)
+    path, _ = find_shown(model)
+    if place.ctx_size is None:
+        place = replace(place, ctx_size=needed)
+    prepared = _prepare(path, place, use_tuned=False)  # what is measured is what the flags say
+    records = []
+    with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
+        context, plan = opened.opened.context, prepared.plan
+        for record in run_tests(context, opened.opened.model.n_vocab, plan.n_batch, tests, repeats, cancelled):
+            records.append(record)
+            progress(len(records), len(tests))
+        stopped = cancelled()
+    if records:
+        show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
+    return 130 if stopped else 0
+
+
+def bench_settings(path: Path, plan: Plan) -> dict[str, object]:
+    """What a record was measured with."""
+    from ..engine.library import load
+
+    library = load()
+    return {
+        "model": path.name,
+        "engine": library.commit,
+        "patches": list(library.patches),
+        "switches": {switch.name: switch.value for switch in library.switches()},
+        "threads": plan.threads,
+        "threads_batch": plan.threads_batch,
+        "n_gpu_layers": plan.n_gpu_layers,
+        "n_ctx": plan.n_ctx,
+        "n_batch": plan.n_batch,
+        "n_ubatch": plan.n_ubatch,
+        "type_k": plan.kv.type_k,
+        "type_v": plan.kv.type_v,
+        "flash_attention": plan.flash_attention,
+    }

@@ -1,0 +1,192 @@
+"""What a person sees: errors, warnings, statistics and progress on stderr; tables on stdout. Knows no engine.
+
+Invariant: stdout gets only what was asked for; control characters and bars go to terminals alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HgError
+from ..units import format_size
+
+if TYPE_CHECKING:
+    from ..generate import Reply
+    from ..plan import Plan
+
+
+_LEAST_LAST_COLUMN = 20
+
+
+def prepare_streams() -> None:
+    """UTF-8 on stdout and stderr whatever the locale; what cannot be encoded becomes a mark, never an exception.
+
+    A closed stream is replaced, or the next file opened would take its number and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDONLY if name != "stderr" else os.O_WRONLY)  # takes the lowest free number
+            if name != "stdin":  # writing to a stdout that was closed fails, as it does elsewhere
+                setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    warnings.showwarning = lambda message, *_: warning(str(message))
+
+
+def error(problem: HgError) -> None:
+    """`error: what` and `hint: what to do`, each on one line."""
+    note(f"error: {problem.what}")
+    if problem.hint:
+        note(f"hint: {problem.hint}")
+
+
+def last_error(problem: HgError) -> None:
+    """As `error`, before the process ends without clearing up: a bar is erased and the cursor shown again."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        sys.stderr.write("\r\x1b[2K\x1b[?25h")
+    error(problem)
+
+
+def warning(text: str) -> None:
+    note(f"warning: {text}")
+
+
+def note(text: str) -> None:
+    """One line on stderr; lost, and no error, when nobody can read it."""
+    try:
+        print(_one_line(text), file=sys.stderr, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def answer(text: str, *, styled: bool = False) -> None:
+    """A piece of the answer, at once; `styled`: with our own colours. Raises BrokenPipeError when nobody reads."""
+    sys.stdout.write(_harmless(text) if sys.stdout.isatty() and not styled else text)
+    sys.stdout.flush()
+
+
+def _harmless(text: str) -> str:
+    """A model may write escape sequences; a terminal must not obey them."""
+    return "".join(c if (c >= " " and c != "\x7f") or c in "\n\t" else "�" for c in text)
+
+
+def data(value: Any) -> None:
+    """One JSON document on stdout."""
+    answer(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def statistics(reply: Reply) -> None:
+    """One line on stderr after an answer."""
+    usage, timings = reply.usage, reply.timings
+    reading = f" at {timings.prompt_tps:.1f} tokens/s" if timings.prompt_tps else ""
+    writing = f" at {timings.decode_tps:.1f} tokens/s" if timings.decode_tps else ""
+    reused = f" ({usage.reused_tokens} reused)" if usage.reused_tokens else ""
+    parts = (
+        f"prompt {usage.prompt_tokens} tokens{reused}{reading}",
+        f"answer {usage.completion_tokens} tokens{writing}",
+        f"seed {reply.seed}",
+        reply.finish_reason,
+    )
+    note(f"[{' · '.join(parts)}]")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> None:
+    """A table on stdout. `right`: columns aligned to the right. On a narrow terminal the last column folds."""
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        last = index == len(columns) - 1
+        grid.add_column(column, justify="right" if index in right else "left", no_wrap=not last, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(str(cell)) for cell in row))
+    cells = [columns, *rows]
+    fixed = sum(2 + max(cell_len(str(row[index])) for row in cells) for index in range(len(columns) - 1))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.width = max(console.width, fixed + _LEAST_LAST_COLUMN)
+    with console.capture() as drawn:
+        console.print(grid)
+    answer("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()), styled=True)
+
+
+def plan(made: Plan, *, explain: bool) -> None:
+    """The plan as a table; with `explain` each number's reason."""
+    rows: list[tuple[object, ...]] = [
+        (use.device, format_size(use.weights), format_size(use.kv), format_size(use.compute), format_size(use.total))
+        for use in made.memory
+    ]
+    table("", ("memory", "weights", "KV", "scratch", "total"), rows, right=(1, 2, 3, 4))
+    cells = f"{made.kv.cells_device} on the device, {made.kv.cells_host} on the host"
+    answer(
+        f"\nlayers on the GPU  {made.n_gpu_layers} of {made.n_layers + 1}\n"
+        f"context            {made.n_ctx} tokens, KV {made.kv.type_k}/{made.kv.type_v}: {cells}\n"
+        f"threads            {made.threads} to write, {made.threads_batch} to read\n"
+        f"batch              {made.n_batch}, computed {made.n_ubatch} at a time\n"
+    )
+    if explain:
+        answer("\n")
+        table("why", ("what", "value", "because"), [(r.name, r.value, r.why) for r in made.reasons])
+
+
+def plan_notes(made: Plan) -> None:
+    """The plan's numbers with their reasons, a line each, on stderr."""
+    for reason in made.reasons:
+        note(f"{reason.name}: {reason.value} ({reason.why})")
+
+
+def tier_notes(reply: Reply) -> None:
+    """What each side of a KV cache in two memories did, a line on stderr."""
+    if (tiers := reply.tiers) is None:
+        return
+    steps = max(tiers.steps_tiered, 1)
+    note(
+        f"kv tiers: {tiers.cells_device} cells on the device, {tiers.cells_host} in RAM; a step read "
+        f"{format_size(tiers.bytes_device // max(tiers.steps, 1))} and {format_size(tiers.bytes_host // steps)}, "
+        f"the CPU worked {tiers.cpu_s / steps * 1e3:.2f} ms and waited {tiers.wait_s / steps * 1e3:.2f} ms; "
+        f"pinned {tiers.pinned}, 2 MiB pages {tiers.huge_pages}"
+    )
+
+
+@contextlib.contextmanager
+def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr if that is a terminal; called with (done, all). `sizes`: bytes, and no bar before the first."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    counter = DownloadColumn(binary_units=True) if sizes else MofNCompleteColumn()
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn(),
+        console=Console(file=sys.stderr), transient=True,
+    )  # fmt: skip
+    task = bar.add_task(what, total=None)
+
+    def report(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total or None)
+
+    try:
+        if not sizes:
+            bar.start()
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,20 @@
+"""(Hardware, ModelShape, Limits) → Plan: what will lie and run where, and why. Pure: no I/O, no clock, no engine.
+
+types    Limits (what the user allows) and Plan (what will be done)
+make     the steps of planning in order; start here
+choose   which layers and parts lie on which device
+search   the fastest assignment under the budgets, with its exact bytes
+assign   the same by arithmetic alone: seconds of an assignment, exhaustive or greedy
+fill     uses up leftover device memory with part of one FFN
+tiers    KV cells in device and host memory
+border   where attention to host cells is computed
+inputs   what every step reads, and the budgets
+cost     seconds of each part of a model at measured rates
+"""
+
+from .cost import Predicted
+from .inputs import BytesOf
+from .make import make_plan, predict
+from .types import GOALS, KvPlan, Limits, MemoryUse, Plan, Reason
+
+__all__ = ["GOALS", "BytesOf", "KvPlan", "Limits", "MemoryUse", "Plan", "Predicted", "Reason", "make_plan", "predict"]

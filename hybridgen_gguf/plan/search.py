@@ -1,0 +1,170 @@
+"""The fastest placement under byte budgets, with the engine's exact bytes as the judge. Pure.
+
+What the engine takes beyond weights and cache (scratch) is not known before it is asked, so the search is repeated with
+that much less until its answer fits. Where KV may lie in two tiers, every number of device cells is a placement of its
+own; those numbers are tried in steps that get smaller around the best.
+Invariant: what is found fits every device's budget by exact bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..machine.rates import CPU
+from .assign import Assignment, Problem, Sizes, search
+from .assign import bytes_of as bytes_placed
+from .cost import CostModel, ModelWork
+from .inputs import Given, depth_of, use_of
+from .tiers import STEP, device_kv, in_tiers
+from .types import MemoryUse, Plan
+
+ANSWER_TOKENS = 256  # of the goal `mixed`, after a prompt of the expected depth
+_TRIES = 6  # questions about placements before the search gives up on exactness
+_GRID, _GRID_SEVERAL = 16, 6  # numbers of device cells that are tried first; each search over several devices is long
+_FINEST = 128  # parts of the context
+
+Budgets = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A plan, and what it was found by. `otherwise`: seconds of the fastest with KV in one memory, where it is not."""
+
+    plan: Plan
+    placed: Assignment
+    problem: Problem
+    otherwise: float | None = None
+
+    @property
+    def all_on_device(self) -> bool:
+        weights = self.placed.layers == self.problem.n and not self.placed.heavy_on_host
+        return weights and self.plan.placement.tier_cells is None
+
+
+#: budgets less what is put aside → the fastest there
+Find = Callable[[Budgets], Fast]
+
+
+def one_memory(given: Given, plan: Plan, budgets: Budgets) -> Find:
+    """Searches with the cache as the plan has it."""
+    problem = problem_of(given, plan, budgets)
+    return lambda left: Fast(plan, search(replace(problem, budgets=left)), problem)
+
+
+def two_tiers(given: Given, plan: Plan, budgets: Budgets) -> Find:
+    """Searches over numbers of device cells too."""
+    known: dict[int, tuple[Plan, Problem]] = {}
+
+    def tried(cells: int, left: Budgets, below: float) -> Fast:
+        if cells not in known:
+            tiered = in_tiers(plan, cells, given.limits.kv_ram_type)
+            known[cells] = tiered, problem_of(given, tiered, budgets)
+        tiered, problem = known[cells]
+        return Fast(tiered, search(replace(problem, budgets=left), below), problem)
+
+    def find(left: Budgets) -> Fast:
+        last = (plan.n_ctx - 1) // STEP
+        step = max(-(-last // (_GRID if len(budgets) == 1 else _GRID_SEVERAL)), 1)
+        finest = max(plan.n_ctx // STEP // _FINEST, 1)
+        found: dict[int, Fast] = {}
+        best: Fast | None = None
+        at, near = 0, [*range(last, -1, -step), 0]  # of equals the most cells on the device: what is free is used
+        while best is None or step > finest:
+            if best is not None:
+                step = max(step // 2, 1)
+                near = [min(at + step, last), max(at - step, 0)]
+            for n in (n for n in near if n not in found):
+                found[n] = tried(n * STEP, left, math.inf if best is None else best.placed.seconds)
+                if best is None or found[n].placed.seconds < best.placed.seconds:
+                    at, best = n, found[n]
+        return best
+
+    return find
+
+
+def fastest(given: Given, find: Find, budgets: Budgets, reserve: Mapping[str, int]) -> Fast | None:
+    """The placement with the least predicted seconds, by exact bytes; None when the search comes to no end.
+
+    `reserve`: a guess at what the engine takes of each device beyond weights and cache.
+    """
+    put_aside = dict(reserve)
+    best: Fast | None = None
+    for _ in range(_TRIES):
+        found = find({device: max(budget - put_aside[device], 0) for device, budget in budgets.items()})
+        if best is not None and found.placed.seconds >= best.placed.seconds * (1 - 1e-6):
+            break
+        candidate = replace(found, plan=_with(given, found))
+        used = given.bytes_of(candidate.plan)
+        estimated = bytes_placed(found.problem, found.placed)
+        beyond = {use.device: use.total - estimated.get(use.device, 0) for use in used if use.device != CPU}
+        over = excess(used, budgets)
+        if not over:
+            best = candidate
+            if all(beyond.get(device, 0) >= put_aside[device] for device in budgets):
+                break
+        elif best is not None:
+            break
+        for device in budgets:  # what a layer adds to scratch memory is not known, so a little is put aside
+            margin = budgets[device] >> 8 if over else 0
+            put_aside[device] = max(beyond.get(device, 0), 0) + margin
+    return best
+
+
+def excess(used: tuple[MemoryUse, ...], budgets: Budgets) -> dict[str, int]:
+    """Bytes above the budget by device; empty when all fits."""
+    over = {use.device: use.total - budgets.get(use.device, 0) for use in used if use.device != CPU}
+    return {device: size for device, size in over.items() if size > 0}
+
+
+def problem_of(given: Given, plan: Plan, budgets: Budgets) -> Problem:
+    """Sizes and seconds of each layer's parts at each place, for this plan's batches and tiers."""
+    work = given.work
+    heavy = [layer.bytes_heavy for layer in work.layers]
+    heavy[-1] += 4 * plan.n_outputs * work.n_vocab  # logits lie where the output does
+    sizes = Sizes(tuple(layer.bytes_mixer for layer in work.layers), (*device_kv(given, plan), 0), tuple(heavy))
+    depth = max(depth_of(given, plan), 1)
+    model = CostModel(given.rates, work, use_of(plan, depth))
+    places = (CPU, *budgets)
+    crossing = {device: given.rates.crossing(device) for device in budgets}
+    gpu = next((device for device in budgets if given.rates.computes_host_weights(device)), None)
+    writing = {place: model.writing(place) for place in places}
+    reading = {place: model.reading(place, gpu) for place in places}
+    per_batch = {device: seconds / min(plan.n_ubatch, depth) for device, seconds in crossing.items()}
+    weights = {"decode": (1.0, 0.0), "prompt": (0.0, 1.0), "mixed": (float(ANSWER_TOKENS), float(depth))}
+    answer, prompt = weights[given.limits.goal]
+    uses = ((answer, writing, crossing), (prompt, reading, per_batch))
+    return Problem(sizes, budgets, tuple(use for use in uses if use[0]))
+
+
+def _with(given: Given, found: Fast) -> Plan:
+    """The engine's settings for a placement."""
+    plan, placed = found.plan, found.placed
+    counts = {device: count for device, count in zip(found.problem.budgets, placed.counts, strict=True) if count}
+    several = len(found.problem.budgets) > 1 and placed.layers > 0
+    placement = replace(
+        plan.placement,
+        overrides=patterns_of(given.work, placed.heavy_on_host),
+        # With several devices their order decides who gets which layers: it is fixed to the order planned for.
+        devices=tuple(counts) if several else plan.placement.devices,
+        tensor_split=tuple(float(count) for count in counts.values()) if len(counts) > 1 else (),
+    )
+    return replace(plan, n_gpu_layers=placed.layers, placement=placement)
+
+
+def patterns_of(
+    work: ModelWork, layers: frozenset[int], parted: Mapping[int, tuple[str, ...]] | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Patterns that keep the heavy tensors of these layers on the CPU, one for each set of tensor names.
+
+    `parted`: layers of which only these tensors stay there.
+    """
+    parted = parted or {}
+    by_names: dict[tuple[str, ...], list[int]] = {}
+    output = len(work.layers) - 1
+    for layer in sorted(layers - {output}):
+        by_names.setdefault(parted.get(layer, work.layers[layer].heavy_names), []).append(layer)
+    patterns = [rf"blk\.({'|'.join(map(str, numbers))})\.({'|'.join(names)})" for names, numbers in by_names.items()]
+    patterns += [rf"^({'|'.join(work.layers[output].heavy_names)})" for _ in layers & {output}]
+    return tuple((pattern.replace(".weight", r"\.weight"), CPU) for pattern in patterns)

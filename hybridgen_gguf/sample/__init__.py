@@ -1,0 +1,18 @@
+"""Logits → token: llama.cpp's chain of steps, then an exact and reproducible Gumbel draw.
+
+sampler   the chain and the draw; start here
+options   what can be set
+steps     the steps of the chain (top-k, top-p, min-p and so on)
+dry       the DRY penalty
+types     what goes in and comes out
+device    candidates found on the device instead of all logits
+logits    biases, penalties and log-probabilities
+noise     Gumbel noise keyed by seed, stream, position and token
+portable  the same floating-point results on every machine
+"""
+
+from .options import SampleOptions
+from .sampler import Sampler
+from .types import Draw
+
+__all__ = ["Draw", "SampleOptions", "Sampler"]
