@@ -52,7 +52,7 @@ def _greedy(path: Path, prompt: str, count: int = 32) -> list[int]:
 def test_smollm2_comes_back_as_it_was(engine: Library, smollm2: Path, tmp_path: Path) -> None:
     # Q4_1 and Q8_0 are idempotent: the round trip must give the very blocks, and so the very text.
     folder, target = tmp_path / "smol", tmp_path / "smol.gguf"
-    subprocess.run([sys.executable, ROOT / "scripts" / "rebuild_hf_folder", smollm2, folder], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts" / "dev" / "rebuild_hf_folder", smollm2, folder], check=True)
     made = make(MakeOptions(QuantizeOptions(folder, target, "Q4_1")), lambda *_: None)
     assert made.warnings == ()
     wanted = {t.name: t for t in gguf.GGUFReader(smollm2).tensors}
@@ -67,7 +67,7 @@ def test_smollm2_comes_back_as_it_was(engine: Library, smollm2: Path, tmp_path: 
 def test_a_folder_becomes_a_file_of_the_size_asked_for(engine: Library, smollm2: Path, tmp_path: Path) -> None:
     # SmolLM2's first two layers: its vocabulary is recognised, and measuring takes seconds.
     folder, target, text = tmp_path / "smol", tmp_path / "o.gguf", tmp_path / "t.txt"
-    subprocess.run([sys.executable, ROOT / "scripts" / "rebuild_hf_folder", smollm2, folder], check=True)
+    subprocess.run([sys.executable, ROOT / "scripts" / "dev" / "rebuild_hf_folder", smollm2, folder], check=True)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     write_json(folder / "config.json", config | {"num_hidden_layers": 2})
     kept = {name: values for name, values in _tensors(folder) if not re.search(r"layers\.([2-9]|\d\d)\.", name)}

@@ -91,9 +91,9 @@ def test_several_unequal_devices(model: Path, three: list[str], room: list[int])
 
 
 def test_no_vocabulary(engine: Library, tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
     try:
-        from bench_plan_models import write_model
+        from plan_models import write_model
     finally:
         sys.path.pop(0)
     path = tmp_path / "bare.gguf"

@@ -25,7 +25,7 @@ REPLACED = {
 }
 COMPUTE = """
 import sys, warnings
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/support"]
 warnings.simplefilter("ignore")
 import numpy as np
 from attention_cases import Case, inputs
@@ -85,7 +85,7 @@ def test_the_switch_works_within_a_process() -> None:
 
 
 def test_perplexity_of_a_real_model(smollm2: Path, tmp_path: Path) -> None:
-    """Within 0.1 %, over 1,024 tokens here; scripts/check_perplexity does 20,000."""
+    """Within 0.1 %, over 1,024 tokens here; scripts/dev/check_perplexity does 20,000."""
     model = widened(smollm2, tmp_path)
     found = compare(model, 1024, 512, threads=2)
     model.unlink()  # half a gigabyte

@@ -1,6 +1,6 @@
 """Random values for flags, files of settings and chat templates: an answer or one plain error, quickly, always.
 
-HGGUF_FUZZ_EXAMPLES sets how many of each are tried (scripts/fuzz: many).
+HGGUF_FUZZ_EXAMPLES sets how many of each are tried (scripts/dev/fuzz: many).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures decode and prompt speed of KV in two tiers against one memory, on the device that the engine finds first.
 
-    python bench_tiers.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
+    python tiers_stages.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
 Stages: bandwidth; prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
 the device, against stock); border (the same with a share of the host cells, or all, copied to the device); overlap

@@ -1,4 +1,4 @@
-"""The models of bench_plan_gpu.py: random Q4_K weights in the shapes of known models. Needs numpy and gguf."""
+"""The models of plan_gpu_stages.py: random Q4_K weights in the shapes of known models. Needs numpy and gguf."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def written(capsys: Capture, model: Path, *arguments: object) -> str:
     return done.out
 
 
-def test_d20_off_values(tiny: Path, capsys: Capture) -> None:
+def test_sampler_off_values(tiny: Path, capsys: Capture) -> None:
     assert len({written(capsys, tiny, *WHOLE, "-s", seed) for seed in range(4)}) == 4
     everything = [written(capsys, tiny, *WHOLE, "--top-k", k, "-s", 5) for k in (0, -1, 260, 1 << 40)]
     assert len(set(everything)) == 1

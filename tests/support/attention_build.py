@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hybridgen_gguf.make.convert import converter_folder
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 _HEADERS = ("ggml/include", "ggml/src", "ggml/src/ggml-cpu")
 _TAKEN = (*(f"{folder}/*.h" for folder in _HEADERS), "ggml/src/ggml-cpu/hg-attention*")
 

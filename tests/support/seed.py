@@ -1,6 +1,6 @@
 """The seed of tests with random inputs: the same in every run, so that a change is judged by itself and not by luck.
 
-`scripts/fuzz` (HGGUF_FUZZ_EXAMPLES) draws another; HGGUF_TEST_SEED repeats one that failed.
+`scripts/dev/fuzz` (HGGUF_FUZZ_EXAMPLES) draws another; HGGUF_TEST_SEED repeats one that failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plans against stock llama.cpp's own fit under the same budgets of device memory: decode speed at depth, on a GPU.
 
-    python bench_plan_gpu.py WORK [STAGE ...] [--threads 16] [--rpc HOST:PORT]
+    python plan_gpu_stages.py WORK [STAGE ...] [--threads 16] [--rpc HOST:PORT]
     stages, a model's also as MODEL:CONTEXTS:BUDGETS such as dense8:4096:4,6:
     profile dense8 experts30 dense32 parts[:MODEL...] report; tiny: on a small model, to try the script;
     record: WORK/plan_gpu.jsonl → WORK/plan-gpu.json with machine, date and --commit, for docs/benchmarks
@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench_plan_models import SHAPES, write_model
+from plan_models import SHAPES, write_model
 
 GIB = 1 << 30
 DRIVER_BYTES = 90 << 20  # what the driver takes beside the engine's buffers: 71 to 88 MB found
@@ -369,7 +369,7 @@ def record(log: Path, out: Path, commit: str) -> None:
     profile = next(row for row in rows if row["what"] == "profile")
     devices = ", ".join(device["description"] for device in profile["devices"])
     about = {"machine": f"{profile['cpu']['model']}, {profile['cpu']['logical']} CPUs; {devices}",
-             "date": profile["measured"][:10], "commit": commit, "command": "scripts/bench_plan_gpu.sh measure",
+             "date": profile["measured"][:10], "commit": commit, "command": "scripts/bench/plan_gpu measure",
              "links": profile["links"], "memory_read_gbps": profile["memory"]["read_gbps"]}  # fmt: skip
     kept = [{key: short(value) for key, value in row.items()} for row in rows if row["what"] != "profile"]
     out.write_text(json.dumps(about | {"measurements": kept}, indent=1) + "\n", encoding="utf-8")
