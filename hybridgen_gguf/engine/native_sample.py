@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EngineError, UsageError
+from ..sample.noise import NoiseKey
+from ..sample.types import UsualChain
 
 _NAN, _NOT_FINITE = -1, -2
 
@@ -87,49 +89,39 @@ class NativeSample:
         return ids.astype(np.int64), values, rest[0], rest[1]
 
     def best_of_all(
-        self, seed: int, stream: int, position: int, logits: NDArray[np.float32], temperature: float, k: int
+        self, key: NoiseKey, logits: NDArray[np.float32], temperature: float, k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
         """The k largest of (logits - max) / temperature + noise: ids and keys. None: NaN, or the largest is
         infinite."""
         n = len(logits)
         k = min(k, n)
         ids, keys = np.empty(k, np.int32), np.empty(k, np.float64)
-        key = _Key(seed, stream, position)
-        count = self._best_of_all(byref(key), _floats(logits), n, temperature, k, ids.ctypes.data, keys.ctypes.data)
+        count = self._best_of_all(
+            byref(_key(key)), _floats(logits), n, temperature, k, ids.ctypes.data, keys.ctypes.data
+        )
         if count in (_NAN, _NOT_FINITE):
             return None
         _check(count)
         return ids[:count].astype(np.int64), keys[:count]
 
     def best_of(
-        self, seed: int, stream: int, position: int, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int
+        self, key: NoiseKey, ids: NDArray[np.int64], scores: NDArray[np.float64], k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The k largest of scores + noise among the tokens `ids`: ids and keys."""
         n = len(ids)
         k = min(k, n)
         tokens, values = np.ascontiguousarray(ids, np.int64), np.ascontiguousarray(scores, np.float64)
         found, keys = np.empty(k, np.int32), np.empty(k, np.float64)
-        key = _Key(seed, stream, position)
         count = self._best_of(
-            byref(key), tokens.ctypes.data, values.ctypes.data, n, k, found.ctypes.data, keys.ctypes.data
+            byref(_key(key)), tokens.ctypes.data, values.ctypes.data, n, k, found.ctypes.data, keys.ctypes.data
         )
         _check(count)
         return found[:count].astype(np.int64), keys[:count]
 
-    def chain(
-        self,
-        seed: int,
-        stream: int,
-        position: int,
-        logits: NDArray[np.float32],
-        top_k: int,
-        top_p: float,
-        log_min_p: float,
-        temperature: float,
-    ) -> int | None:
-        """The token of top-k, top-p (1: off), min-p (-inf: off), temperature and one draw. None: NaN, or infinite."""
-        key = _Key(seed, stream, position)
-        token = self._chain(byref(key), _floats(logits), len(logits), top_k, top_p, log_min_p, temperature)
+    def chain(self, key: NoiseKey, logits: NDArray[np.float32], usual: UsualChain) -> int | None:
+        """The token that `usual` and one draw give. None: a logit is NaN, or the largest is infinite."""
+        steps = usual.top_k, usual.top_p, usual.log_min_p, usual.temperature
+        token = self._chain(byref(_key(key)), _floats(logits), len(logits), *steps)
         if token in (_NAN, _NOT_FINITE):
             return None
         _check(token)
@@ -139,12 +131,15 @@ class NativeSample:
         """Sum of exp(logits - largest), `largest` being the largest logit."""
         return float(self._exp_total(_floats(logits), len(logits), largest))
 
-    def noise(self, seed: int, stream: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    def noise(self, key: NoiseKey, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The noise of the tokens `ids`."""
         tokens, out = np.ascontiguousarray(ids, np.int64), np.empty(len(ids), np.float64)
-        key = _Key(seed, stream, position)
-        self._noise(byref(key), tokens.ctypes.data, len(ids), out.ctypes.data)
+        self._noise(byref(_key(key)), tokens.ctypes.data, len(ids), out.ctypes.data)
         return out
+
+
+def _key(key: NoiseKey) -> _Key:
+    return _Key(key.seed, key.stream, key.position)
 
 
 def _declared(llama: ctypes.CDLL, name: str) -> Any:

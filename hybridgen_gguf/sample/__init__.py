@@ -3,10 +3,10 @@
 sampler   the chain and the draw; start here
 options   what can be set
 steps     the steps of the chain (top-k, top-p, min-p and so on)
-dry       the DRY penalty
+edits     biases and penalties on single logits; dry: the DRY penalty
 types     what goes in and comes out
 device    candidates found on the device instead of all logits
-logits    biases, penalties and log-probabilities
+logits    the largest logits and log-sum-exp
 noise     Gumbel noise keyed by seed, stream, position and token
 portable  the same floating-point results on every machine
 """

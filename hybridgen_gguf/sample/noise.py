@@ -103,12 +103,19 @@ def best_of_all(key: NoiseKey, logits: NDArray[np.float32], largest: float, temp
         bounds = (tops - largest) / temperature + _block_limits(key, n_blocks) + SLACK
     first = min(n_blocks, 4 + k)
     near = np.argpartition(bounds, -first)[-first:] if first < n_blocks else np.arange(n_blocks)
-    found = _best_in_blocks(key, logits, largest, temperature, near, k)
+
+    def best_in(blocks: Ids) -> Best:
+        ids = _tokens_of(blocks, n)
+        with np.errstate(over="ignore"):
+            scores = (logits[ids].astype(np.float64) - largest) / temperature
+        return best_of(key, ids, scores, k)
+
+    found = best_in(near)
     at_least = found.keys[-1] if len(found.keys) == k else -np.inf
     bounds[near] = -np.inf
     more = np.flatnonzero((bounds >= at_least) & (bounds > -np.inf))
     if len(more):
-        rest = _best_in_blocks(key, logits, largest, temperature, more, k)
+        rest = best_in(more)
         found = _select(np.concatenate((found.ids, rest.ids)), np.concatenate((found.keys, rest.keys)), k)
     return found
 
@@ -118,15 +125,6 @@ def outsiders(key: NoiseKey, n_vocab: int, at_least: float) -> Ids:
     blocks = np.flatnonzero(_block_limits(key, n_vocab // BLOCK + 1) + SLACK >= at_least)
     ids = _tokens_of(blocks, n_vocab)
     return ids[gumbels(key, ids) + SLACK >= at_least]
-
-
-def _best_in_blocks(
-    key: NoiseKey, logits: NDArray[np.float32], largest: float, temperature: float, blocks: Ids, k: int
-) -> Best:
-    ids = _tokens_of(blocks, len(logits))
-    with np.errstate(over="ignore"):
-        scores = (logits[ids].astype(np.float64) - largest) / temperature
-    return best_of(key, ids, scores, k)
 
 
 def _tokens_of(blocks: Ids, n_vocab: int) -> Ids:

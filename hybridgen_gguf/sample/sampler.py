@@ -14,21 +14,19 @@ not.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ..errors import SampleError, UsageError
-from . import noise, portable
-from . import steps as steps
+from ..errors import SampleError
+from . import noise, portable, steps
 from .device import DeviceCandidates, device_candidates
-from .dry import dry_penalties
+from .edits import Edits
 from .logits import Logits, Top, check_numbers, exp_total, log_sum_exp, top_of
 from .noise import Best, NoiseKey
 from .options import DEFAULT_CHAIN, SampleOptions, check_seed, parse_samplers
 from .steps import Candidates
-from .types import Draw, Floats, Ids, NativeSampler, Scored
+from .types import Draw, Floats, Ids, NativeSampler, Scored, UsualChain
 
 __all__ = [
     "DEFAULT_CHAIN",
@@ -59,44 +57,27 @@ class Sampler:
         self._options, self._n_vocab = options, n_vocab
         self._seed, self._stream = check_seed(seed), stream
         self._native = native
-        self._history: list[int] = []
-        self._counts: Counter[int] = Counter()
-        self._scratch: Logits | None = None
-        self._breakers: dict[int, list[tuple[int, ...]]] = {}
-        for sequence in options.dry_sequence_breakers:
-            self._breakers.setdefault(sequence[0], []).append(sequence[1:])
-        for token, _ in options.logit_bias:
-            if not 0 <= token < n_vocab:
-                raise UsageError(f"--logit-bias: token {token} is not in the vocabulary of {n_vocab}")
         active = options.active_steps()
         leading = [name for name in ("penalties", "dry") if name in active]
         while active[: len(leading)] != tuple(leading) and leading:
             leading.pop()
-        self._early, self._chain = tuple(leading), active[len(leading) :]
+        self._edits = Edits(options, tuple(leading), n_vocab)
+        self._chain = active[len(leading) :]
         self._usual = self._as_usual()
 
     def accept(self, token: int) -> None:
         """Adds one token of the prompt or the answer to what penalties and DRY look back on."""
-        self._history.append(token)
-        window = self._options.repeat_last_n
-        if window == 0:
-            return
-        self._counts[token] += 1
-        if 0 < window < len(self._history):
-            old = self._history[-window - 1]
-            self._counts[old] -= 1
-            if not self._counts[old]:
-                del self._counts[old]
+        self._edits.accept(token)
 
     def draw(self, logits: Logits, position: int) -> Draw:
         """The token for `position` from the logits of the whole vocabulary (float32, not changed)."""
         if logits.shape != (self._n_vocab,) or logits.dtype != np.float32:
             raise SampleError(f"expected {self._n_vocab} float32 logits, got {logits.shape} of {logits.dtype}")
         key = NoiseKey(self._seed, self._stream, position)
-        edited = self._edited(logits)
+        edited = self._edits.edited(logits)
         chain = self._chain
         if self._usual is not None and self._native is not None:
-            token = self._native.chain(self._seed, self._stream, position, edited, *self._usual)
+            token = self._native.chain(key, edited, self._usual)
             if token is not None:
                 return self._result(token, (), logits, position)
         if self._is_greedy(chain):
@@ -128,8 +109,8 @@ class Sampler:
         order = np.lexsort((candidates.ids, -candidates.logits))
         ids, raw = candidates.ids[order], candidates.logits[order]
         floor = -math.inf if complete else float(raw[-1])
-        rows = {int(token): row for row, token in enumerate(ids)} if self._has_edits() else {}
-        logits = self._edit(raw.copy(), rows) if rows else raw
+        rows = {int(token): row for row, token in enumerate(ids)} if self._edits.any else {}
+        logits = self._edits.edit(raw.copy(), rows) if rows else raw
         key = NoiseKey(self._seed, self._stream, position)
         if self._is_greedy(self._chain):
             kept = steps.top_k(Candidates(ids, logits.astype(np.float64), not rows), 1)
@@ -151,7 +132,7 @@ class Sampler:
         enough."""
         options = self._options
         settled = len(ids) >= self._n_vocab
-        if self._has_edits() or options.draws or options.logprobs or not self._is_open(self._chain):
+        if self._edits.any or options.draws or options.logprobs or not self._is_open(self._chain):
             return None
         scale = options.temperature if "temperature" in self._chain else 1.0
         largest = float(raw[0])
@@ -172,20 +153,20 @@ class Sampler:
         only_one = "top_k" in chain and options.top_k == 1
         return (cold or only_one) and not {"typical", "typ_p", "xtc", "penalties", "dry"} & set(chain)
 
-    def _as_usual(self) -> tuple[int, float, float, float] | None:
-        """What `NativeSampler.chain` takes, where it covers these options: k, p, log of min-p, temperature."""
+    def _as_usual(self) -> UsualChain | None:
+        """The chain as `NativeSampler.chain` takes it, where it covers these options."""
         o, chain = self._options, self._chain
         if self._is_greedy(chain) and not o.draws:
-            return 1, 1.0, -math.inf, 1.0
+            return UsualChain(1, 1.0, -math.inf, 1.0)
         if o.draws or o.dynatemp_range or o.temperature <= 0 or chain[:1] != ("top_k",):
             return None
         if chain != tuple(name for name in ("top_k", "top_p", "min_p", "temperature") if name in chain):
             return None
-        return (
-            min(o.top_k, self._n_vocab),
-            o.top_p if "top_p" in chain else 1.0,
-            math.log(o.min_p) if "min_p" in chain else -math.inf,
-            o.temperature if "temperature" in chain else 1.0,
+        return UsualChain(
+            top_k=min(o.top_k, self._n_vocab),
+            top_p=o.top_p if "top_p" in chain else 1.0,
+            log_min_p=math.log(o.min_p) if "min_p" in chain else -math.inf,
+            temperature=o.temperature if "temperature" in chain else 1.0,
         )
 
     def _only(self, best: Ids) -> tuple[Scored, ...]:
@@ -228,8 +209,8 @@ class Sampler:
     def _run(self, chain: Iterable[str], c: Candidates, key: NoiseKey) -> Candidates:
         o = self._options
         actions: dict[str, Callable[[Candidates], Candidates]] = {
-            "penalties": lambda c: self._edit_candidates(c, ("penalties",)),
-            "dry": lambda c: self._edit_candidates(c, ("dry",)),
+            "penalties": lambda c: self._edits.edit_candidates(c, "penalties"),
+            "dry": lambda c: self._edits.edit_candidates(c, "dry"),
             "top_n_sigma": lambda c: steps.top_n_sigma(c, o.top_n_sigma),
             "top_k": lambda c: steps.top_k(c, o.top_k),
             "typ_p": lambda c: steps.typical(c, o.typical_p),
@@ -263,7 +244,7 @@ class Sampler:
     def _draw_from_all(self, key: NoiseKey, logits: Logits, position: int) -> Ids:
         scale = self._options.temperature if "temperature" in self._chain else 1.0
         if self._native is not None:
-            found = self._native.best_of_all(key.seed, key.stream, key.position, logits, scale, 1)
+            found = self._native.best_of_all(key, logits, scale, 1)
             if found is not None:
                 return found[0]
         largest = float(logits.max())
@@ -272,59 +253,8 @@ class Sampler:
 
     def _best_of(self, key: NoiseKey, ids: Ids, scores: Floats, k: int) -> Best:
         if self._native is not None:
-            return Best(*self._native.best_of(key.seed, key.stream, key.position, ids, scores, k))
+            return Best(*self._native.best_of(key, ids, scores, k))
         return noise.best_of(key, ids, scores, k)
-
-    # -- the vocabulary ----------------------------------------------------------------------------------------------
-
-    def _has_edits(self) -> bool:
-        return bool(self._options.logit_bias or self._early)
-
-    def _edited(self, logits: Logits) -> Logits:
-        """The logits after bias and the leading penalties: themselves, or a changed copy."""
-        if not self._has_edits():
-            return logits
-        if self._scratch is None:
-            self._scratch = np.empty(self._n_vocab, np.float32)
-        np.copyto(self._scratch, logits)
-        return self._edit(self._scratch, None)
-
-    def _edit(self, logits: Logits, rows: dict[int, int] | None) -> Logits:
-        """Changes `logits` in place; `rows` says where a token's logit is (None: at its id). Absent tokens are left
-        out."""
-        for token, bias in self._options.logit_bias:
-            row = token if rows is None else rows.get(token, -1)
-            if row >= 0:
-                logits[row] += np.float32(bias)
-        for name in self._early:
-            self._penalise(name, logits, rows)
-        return logits
-
-    def _edit_candidates(self, c: Candidates, names: tuple[str, ...]) -> Candidates:
-        logits = c.logits.astype(np.float32)
-        for name in names:
-            self._penalise(name, logits, {int(token): row for row, token in enumerate(c.ids)})
-        return Candidates(c.ids, logits.astype(np.float64), False)
-
-    def _penalise(self, name: str, logits: Logits, rows: dict[int, int] | None) -> None:
-        o = self._options
-        if name == "penalties":
-            changed: dict[int, float] = dict(self._counts)
-        else:
-            seen = self._history if o.dry_penalty_last_n < 0 else self._history[-o.dry_penalty_last_n :]
-            changed = dry_penalties(seen, o.dry_multiplier, o.dry_base, o.dry_allowed_length, self._breakers)
-        at = {token: token if rows is None else rows.get(token, -1) for token in changed}
-        index = np.array([row for row in at.values() if row >= 0], np.int64)
-        if not len(index):
-            return
-        with np.errstate(over="ignore"):  # what DRY takes off can be more than float32 holds: the token is banned then
-            amounts = np.array([changed[token] for token, row in at.items() if row >= 0]).astype(np.float32)
-        if name == "penalties":
-            logits[index] = steps.penalised(
-                logits[index], amounts, o.repeat_penalty, o.frequency_penalty, o.presence_penalty
-            )
-        else:
-            logits[index] -= amounts
 
     def _top(self, logits: Logits, k: int, position: int, *, lse: bool = False) -> Top:
         native = self._native

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .noise import NoiseKey
+
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,6 +38,16 @@ class Draw:
     draws: tuple[Scored, ...]
 
 
+@dataclass(frozen=True)
+class UsualChain:
+    """The steps of most requests, in order: top-k, top-p (1: off), log of min-p (-inf: off), temperature."""
+
+    top_k: int
+    top_p: float
+    log_min_p: float
+    temperature: float
+
+
 class NativeSampler(Protocol):
     """The engine's own passes over logits; each gives what the numpy code gives, choices and keys bit for bit."""
 
@@ -43,28 +55,15 @@ class NativeSampler(Protocol):
         """`top_of`, as a tuple. One row of value NaN if any logit is NaN."""
         ...
 
-    def best_of_all(
-        self, seed: int, stream: int, position: int, logits: Logits, temperature: float, k: int
-    ) -> tuple[Ids, Floats] | None:
+    def best_of_all(self, key: NoiseKey, logits: Logits, temperature: float, k: int) -> tuple[Ids, Floats] | None:
         """`noise.best_of_all`: ids and keys; None if a logit is NaN or the largest is infinite."""
         ...
 
-    def chain(
-        self,
-        seed: int,
-        stream: int,
-        position: int,
-        logits: Logits,
-        top_k: int,
-        top_p: float,
-        log_min_p: float,
-        temperature: float,
-    ) -> int | None:
-        """The steps top_k, top_p (1: off), min_p (-inf: off), temperature and one draw; None if a logit is NaN or the
-        largest is infinite."""
+    def chain(self, key: NoiseKey, logits: Logits, usual: UsualChain) -> int | None:
+        """The steps of `usual` and one draw; None if a logit is NaN or the largest is infinite."""
         ...
 
-    def best_of(self, seed: int, stream: int, position: int, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
+    def best_of(self, key: NoiseKey, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:
         """`noise.best_of`: ids and keys."""
         ...
 

@@ -54,7 +54,7 @@ def random_logits(seed: int, n: int, spread: float = 3.0) -> Logits:
 
 def chain_of(sampler: Sampler, logits: Logits) -> dict[int, float]:
     """What the sampler's chain leaves for its draw."""
-    edited = sampler._edited(logits)
+    edited = sampler._edits.edited(logits)
     first, chain = sampler._first(edited, sampler._chain, 0)
     return kept(sampler._run(chain, first, NoiseKey(0, 0, 0)))
 
@@ -123,7 +123,7 @@ def test_penalties_give_llama_cpp_s_own_float32_logits(
         for token in history:
             sampler.accept(token)
         theirs = llama.run(logits, ("penalties", 111, window, *weights), history=history)
-        assert kept(candidates(sampler._edited(logits))) == theirs
+        assert kept(candidates(sampler._edits.edited(logits))) == theirs
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2, 4])
@@ -145,7 +145,7 @@ def test_dry_gives_llama_cpp_s_own_float32_logits(llama: LlamaSamplers, allowed:
         sampler = Sampler(options, n_vocab=111, seed=0)
         for token in history:
             sampler.accept(token)
-        assert_same(kept(candidates(sampler._edited(logits))), llama.run(logits, step, history=history))
+        assert_same(kept(candidates(sampler._edits.edited(logits))), llama.run(logits, step, history=history))
 
 
 def test_logit_bias_adds_and_bans(llama: LlamaSamplers) -> None:
@@ -153,7 +153,7 @@ def test_logit_bias_adds_and_bans(llama: LlamaSamplers) -> None:
     logits = random_logits(1, 111)
     table = (LogitBias * len(bias))(*(LogitBias(token, value) for token, value in bias))
     sampler = Sampler(SampleOptions(logit_bias=bias, samplers=()), n_vocab=111, seed=0)
-    assert kept(candidates(sampler._edited(logits))) == llama.run(logits, ("logit_bias", 111, len(bias), table))
+    assert kept(candidates(sampler._edits.edited(logits))) == llama.run(logits, ("logit_bias", 111, len(bias), table))
 
 
 CHAINS: list[dict[str, object]] = [
@@ -220,7 +220,7 @@ def test_a_repetition_is_not_followed_across_a_breaker() -> None:
         for token in history:
             sampler.accept(token)
         logits = np.zeros(16, np.float32)
-        assert bool(sampler._edited(logits)[3] < 0) is penalised
+        assert bool(sampler._edits.edited(logits)[3] < 0) is penalised
 
 
 def test_breakers_stop_dry_as_llama_cpp_s_own_do(llama: LlamaSamplers, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_breakers_stop_dry_as_llama_cpp_s_own_do(llama: LlamaSamplers, tmp_path:
             for token in history:
                 sampler.accept(token)
             step = ("dry", model.vocab, 0.8, 1.75, 1, 64, array, len(texts))
-            assert_same(kept(candidates(sampler._edited(logits))), llama.run(logits, step, history=history))
+            assert_same(kept(candidates(sampler._edits.edited(logits))), llama.run(logits, step, history=history))
 
 
 def write_vocabulary(path: Path, words: list[str]) -> Path:

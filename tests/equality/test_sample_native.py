@@ -49,7 +49,7 @@ def test_the_switch(engine: Library, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("key", [(0, 0, 0), (2**32 - 1, 2**63, 2**40), (7, 1, 12_345)])
 def test_noise_is_numpy_s_bit_for_bit(native: NativeSample, key: tuple[int, int, int]) -> None:
     ids = np.concatenate((np.arange(5000), np.random.default_rng(0).integers(0, 1 << 40, 50_000)))
-    assert (native.noise(*key, ids) == noise.gumbels(NoiseKey(*key), ids)).all()
+    assert (native.noise(NoiseKey(*key), ids) == noise.gumbels(NoiseKey(*key), ids)).all()
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -64,10 +64,10 @@ def test_draws_are_numpy_s_bit_for_bit(native: NativeSample, n: int) -> None:
             continue
         key = NoiseKey(5, 1, position)
         reference = noise.best_of_all(key, logits, largest, temperature, k)
-        found = native.best_of_all(5, 1, position, logits, temperature, k)
+        found = native.best_of_all(key, logits, temperature, k)
         assert found is not None
         scores = (logits.astype(np.float64) - largest) / temperature
-        for ids, keys in (found, native.best_of(5, 1, position, np.arange(n), scores, k)):
+        for ids, keys in (found, native.best_of(key, np.arange(n), scores, k)):
             assert ids.tolist() == reference.ids.tolist()
             assert keys.tolist() == reference.keys.tolist()
 
