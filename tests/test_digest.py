@@ -22,7 +22,7 @@ KEY, UNKNOWN = "k", "0" * 64
 COMPARE = """
 import json, sys
 from pathlib import Path
-from hybridgen_gguf.engine.quantize import _forecast
+from hybridgen_gguf.engine.jobs.quantize import _forecast
 job, paths = json.loads(sys.argv[1])
 headers = _forecast(job)[1]
 print(json.dumps([Path(p).read_bytes()[: len(h)] == h for p, h in zip(paths, headers, strict=True)]))

@@ -107,7 +107,7 @@ def _within_one_percent(planned: tuple, real: tuple) -> None:  # type: ignore[ty
 _ON_RPC = """
 import json, sys
 from pathlib import Path
-from hybridgen_gguf.engine.settings import Placement
+from hybridgen_gguf.settings import Placement
 from hybridgen_gguf.loader import prepare, open_model
 from hybridgen_gguf.plan import Limits
 layers = None if sys.argv[3] == "auto" else int(sys.argv[3])

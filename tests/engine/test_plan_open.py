@@ -31,12 +31,12 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from hybridgen_gguf.engine.child import Child
-from hybridgen_gguf.engine.settings import Placement
+from hybridgen_gguf.settings import Placement
 from hybridgen_gguf.loader import Prepared, open_model, oracle, with_engine_devices
 from hybridgen_gguf.plan import Limits, make_plan
-from hybridgen_gguf.plan_given import DEVICE_MARGIN
-from hybridgen_gguf.probe import read_hardware
-from hybridgen_gguf.shape import read_shape
+from hybridgen_gguf.plan.inputs import DEVICE_MARGIN
+from hybridgen_gguf.machine.probe import read_hardware
+from hybridgen_gguf.model_file.shape import read_shape
 
 path, room, rpc = Path(sys.argv[1]), json.loads(sys.argv[2]), tuple(sys.argv[3:])
 shape = read_shape(path)

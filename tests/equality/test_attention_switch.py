@@ -29,7 +29,7 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/support"]
 warnings.simplefilter("ignore")
 import numpy as np
 from attention_cases import Case, inputs
-from hybridgen_gguf.engine.attention import Attention, AttentionGraph
+from hybridgen_gguf.engine.graphs.attention import Attention, AttentionGraph
 out = []
 for type_k, tokens, cells in (("f16", 1, 700), ("q8_0", 1, 300), ("f32", 40, 200), ("bf16", 3, 90)):
     given = inputs(Case(type_k, type_k, cells, tokens, causal=True, seed=5))

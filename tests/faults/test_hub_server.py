@@ -20,8 +20,8 @@ COMMIT = "c" * 40
 SCRIPT = """
 import json, sys
 from hybridgen_gguf.errors import HgError
-from hybridgen_gguf.make.download import pull
-from hybridgen_gguf.make.registry import resolve
+from hybridgen_gguf.models.download import pull
+from hybridgen_gguf.models.registry import resolve
 seen = []
 try:
     pulled = pull(resolve(sys.argv[1]), lambda done, total: seen.append((done, total)))

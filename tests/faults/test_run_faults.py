@@ -119,7 +119,7 @@ def test_an_engine_that_is_no_library(tmp_path: Path, tiny: Path) -> None:
 def test_python_warnings_are_ours() -> None:
     """What a module warns of by Python's means is shown as every other warning."""
     code = (
-        "import sys, warnings\nfrom hybridgen_gguf import show\nshow.prepare_streams()\n"
+        "import sys, warnings\nfrom hybridgen_gguf.cli import show\nshow.prepare_streams()\n"
         "warnings.warn('the engine has no patches', RuntimeWarning)\n"
     )
     done = subprocess.run([COMMAND[0], "-c", code], capture_output=True, text=True, check=True)

@@ -6,13 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_CODE = """
-from hybridgen_gguf import cli, cli_make
-if "quantize" not in cli.known_verbs():
-    cli_make.register(cli.app)
-cli.main()
-"""
-COMMAND = [sys.executable, "-c", _CODE]
+COMMAND = [sys.executable, "-c", "from hybridgen_gguf.cli.app import main\nmain()"]
 
 
 def hgguf(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
