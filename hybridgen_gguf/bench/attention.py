@@ -137,6 +137,7 @@ def attention_f64(
     v: Floats,
     mask: Floats | None = None,
     sinks: Floats | None = None,
+    *,
     scale: float = 1.0,
     max_bias: float = 0.0,
     softcap: float = 0.0,

@@ -64,7 +64,7 @@ def tests_of(n_prompt: list[int], n_gen: list[int], depths: list[int]) -> list[T
 
 
 def run_test(
-    context: Synchronized, n_vocab: int, chunk: int, test: Test, repeats: int, cancelled: Callable[[], bool]
+    context: Synchronized, test: Test, repeats: int, cancelled: Callable[[], bool], *, n_vocab: int, chunk: int
 ) -> Record | None:
     """Measures one test. None when cancelled."""
     decoder = Decoder(context, chunk)
@@ -108,17 +108,18 @@ def _write(decoder: Decoder, tokens: list[int], cancelled: Callable[[], bool]) -
 
 def run_tests(
     context: Synchronized,
-    n_vocab: int,
-    chunk: int,
     tests: list[Test],
     repeats: int,
     cancelled: Callable[[], bool] = lambda: False,
+    *,
+    n_vocab: int,
+    chunk: int,
 ) -> Iterator[Record]:
-    """All tests in order; stops early when cancelled."""
+    """All tests in order, with random tokens below `n_vocab`, prompts in pieces of `chunk`; stops when cancelled."""
     if repeats < 1:
         raise UsageError(f"-r {repeats} is out of range", "give at least 1")
     for test in tests:
-        record = run_test(context, n_vocab, chunk, test, repeats, cancelled)
+        record = run_test(context, test, repeats, cancelled, n_vocab=n_vocab, chunk=chunk)
         if record is None:
             return
         yield record

@@ -239,7 +239,9 @@ def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repea
     records = []
     with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
         context, plan = opened.opened.context, prepared.plan
-        for record in run_tests(context, opened.opened.model.n_vocab, plan.n_batch, tests, repeats, cancelled):
+        for record in run_tests(
+            context, tests, repeats, cancelled, n_vocab=opened.opened.model.n_vocab, chunk=plan.n_batch
+        ):
             records.append(record)
             progress(len(records), len(tests))
         stopped = cancelled()

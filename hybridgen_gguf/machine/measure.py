@@ -192,7 +192,7 @@ def _measure_kernels(
         for kind in CACHE_TYPES:
             found += _attentions(kernels, kind, threads, clock, min(4 * cache, _MOST_CELLS))
         for kind in types:
-            found += _products(kernels, kind, threads, clock, min(4 * cache, _MOST_WEIGHTS), gpu)
+            found += _products(kernels, kind, threads, clock, weights=min(4 * cache, _MOST_WEIGHTS), gpu=gpu)
     return found
 
 
@@ -203,7 +203,9 @@ def _small_operations(kernels: Any, threads: int, clock: _Budget) -> Iterator[Ke
         yield KernelRate(NODE, "", threads, 0.0, _rounded(1e-9 / seconds))
 
 
-def _products(kernels: Any, kind: str, threads: int, clock: _Budget, weights: int, gpu: bool) -> Iterator[KernelRate]:
+def _products(
+    kernels: Any, kind: str, threads: int, clock: _Budget, *, weights: int, gpu: bool
+) -> Iterator[KernelRate]:
     from ..engine.graphs.kernels import Matrices
 
     for suffix, cols in (("", LONG_ROW), ("-short", SHORT_ROW)):

@@ -108,7 +108,9 @@ def run(case: Case, given: Inputs | None = None) -> Result:
                 outputs[path] = graph.output().copy()
     scale = case.size**-0.5
     with np.errstate(invalid="ignore"):
-        exact = attention_f64(g.q, keys, values, g.mask, g.sinks, scale, case.max_bias, case.softcap)
+        exact = attention_f64(
+            g.q, keys, values, g.mask, g.sinks, scale=scale, max_bias=case.max_bias, softcap=case.softcap
+        )
     fast, stock = outputs["fast"], outputs["stock"]
     return Result(fast, stock, exact, relative_error(fast, exact), relative_error(stock, exact))
 

@@ -53,7 +53,8 @@ def compare_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
             base = _read_base(text, options, kept, send)
             if options["kept"]:
                 notes.write_text(json.dumps(asdict(base)), encoding="utf-8")
-        results = [_compared(base, number, text, options, kept, send) for number in range(len(options["models"]))]
+        numbers = range(len(options["models"]))
+        results = [_compared(base, number, text, options, kept=kept, send=send) for number in numbers]
     return {"tokens": len(base.tokens), "models": results}
 
 
@@ -71,7 +72,7 @@ def _read_base(text: bytes, options: Mapping[str, Any], kept: Any, send: Send) -
 
 
 def _compared(
-    base: _Base, number: int, text: bytes, options: Mapping[str, Any], kept: Any, send: Send
+    base: _Base, number: int, text: bytes, options: Mapping[str, Any], *, kept: Any, send: Send
 ) -> dict[str, float]:
     chunk, path = options["chunk"], options["models"][number]
     sums = _Sums(base.seconds)
