@@ -1,4 +1,7 @@
-"""Cut files, absurd headers, bad vocabularies, sets of parts: what validate, inspect and every opening say."""
+"""Cut files, absurd headers, bad vocabularies, sets of parts: what validate, inspect and every opening say.
+
+Cases D-01 to D-04.
+"""
 
 from __future__ import annotations
 

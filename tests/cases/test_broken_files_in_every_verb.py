@@ -1,4 +1,7 @@
-"""Cut, absurd, self-contradicting and split files through the command line: every verb agrees, and none dies."""
+"""Cut, absurd, self-contradicting and split files through the command line: every verb agrees, and none dies.
+
+Cases D-01 to D-04.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Whole conversions with the pinned converter. They need the `convert` extra (torch, transformers); each takes 10 s."""
+"""Whole conversions with the pinned converter. They need the `convert` extra (torch, transformers); each takes 10 s.
+
+Cases D-08 to D-10.
+"""
 
 from __future__ import annotations
 

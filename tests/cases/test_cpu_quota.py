@@ -1,4 +1,4 @@
-"""A container with a CPU quota; no more threads than cores by default."""
+"""A container with a CPU quota; no more threads than cores by default (D-11, D-12)."""
 
 from __future__ import annotations
 

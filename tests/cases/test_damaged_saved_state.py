@@ -1,4 +1,7 @@
-"""The one state that is saved so far, what an interrupted imatrix counted: a damaged one is a miss with one warning."""
+"""The one state that is saved so far, what an interrupted imatrix counted: a damaged one is a miss with one warning.
+
+Cases D-18.
+"""
 
 from __future__ import annotations
 

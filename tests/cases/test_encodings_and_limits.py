@@ -1,4 +1,7 @@
-"""Text in any encoding, under any locale, and limits on what a process may have: a plain answer or a plain error."""
+"""Text in any encoding, under any locale, and limits on what a process may have: a plain answer or a plain error.
+
+Cases D-28.
+"""
 
 from __future__ import annotations
 

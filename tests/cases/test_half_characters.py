@@ -1,4 +1,4 @@
-"""Half characters in the stream, and stop strings across tokens, where every byte is a token."""
+"""Half characters in the stream, and stop strings across tokens, where every byte is a token (D-22, D-23)."""
 
 from __future__ import annotations
 

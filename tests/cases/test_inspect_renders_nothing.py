@@ -1,4 +1,4 @@
-"""Inspecting and validating never render a template, whatever it holds."""
+"""Inspecting and validating never render a template, whatever it holds (D-27)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV bytes follow type, block overhead and windows, from header data alone."""
+"""KV bytes follow type, block overhead and windows, from header data alone (D-13, D-14)."""
 
 from __future__ import annotations
 

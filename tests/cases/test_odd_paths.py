@@ -1,4 +1,7 @@
-"""Names of files that are odd, nearly right, or stand for something else: for what is read and for what is written."""
+"""Names of files that are odd, nearly right, or stand for something else: for what is read and for what is written.
+
+Cases D-01 to D-05.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start tokens, templates that attack, and output to files, pipes and terminals."""
+"""Start tokens, templates that attack, and output to files, pipes and terminals (D-26 to D-28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling switches, seeds, half characters and stop strings, as `run` shows them."""
+"""Sampling switches, seeds, half characters and stop strings, as `run` shows them (D-20 to D-23)."""
 
 from __future__ import annotations
 

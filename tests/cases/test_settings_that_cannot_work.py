@@ -1,4 +1,7 @@
-"""Threads, KV forecasts, GPU flags without a GPU, contexts and settings that cannot go together: through the verbs."""
+"""Threads, KV forecasts, GPU flags without a GPU, contexts and settings that cannot go together: through the verbs.
+
+Cases D-11 to D-17.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One start token whoever adds it, and templates that attack."""
+"""One start token whoever adds it, and templates that attack (D-26, D-27)."""
 
 from __future__ import annotations
 
