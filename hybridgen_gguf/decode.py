@@ -25,6 +25,13 @@ class DecodeContext(Protocol):
     n_ctx: int
 
     def decode(self, tokens: Sequence[int]) -> bool: ...
+    def _undo(self) -> None:
+        """Takes back what a stopped step left of itself. A recurrent state has moved on and cannot be rewound; then
+        all is forgotten and nothing is reused later."""
+        if not self.tokens or not self.context.keep_prefix(self.position):
+            self.context.clear()
+            self.tokens.clear()
+
     def logits(self) -> NDArray[np.float32]: ...
     def set_abort(self, asked: Callable[[], bool] | None) -> None: ...
     def keep_prefix(self, length: int) -> bool: ...
@@ -77,8 +84,10 @@ class Decoder:
         try:
             for start in range(0, len(tokens), self.chunk):
                 part = tokens[start : start + self.chunk]
-                if (cancelled is not None and cancelled()) or not self.context.decode(part):
-                    self.context.keep_prefix(self.position)
+                if cancelled is not None and cancelled():
+                    return False
+                if not self.context.decode(part):
+                    self._undo()
                     return False
                 self.tokens.extend(part)
                 if progress is not None:
@@ -94,13 +103,20 @@ class Decoder:
             return False
         start = time.perf_counter()
         if not self.context.decode((token,)):
-            self.context.keep_prefix(self.position)
+            self._undo()
             return False
         self.tokens.append(token)
         self.step_s = time.perf_counter() - start
         if cancelled is not None and self.step_s > SLOW_STEP:
             self.context.set_abort(cancelled)  # asking costs microseconds an operation: only where a step takes long
         return True
+
+    def _undo(self) -> None:
+        """Takes back what a stopped step left of itself. A recurrent state has moved on and cannot be rewound; then
+        all is forgotten and nothing is reused later."""
+        if not self.tokens or not self.context.keep_prefix(self.position):
+            self.context.clear()
+            self.tokens.clear()
 
     def logits(self) -> NDArray[np.float32]:
         """float32 [n_vocab] after the last token; valid until the next step."""
