@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .errors import (
         BadFile,
+        Busy,
         ConfigError,
         DoesNotFit,
         DownloadError,
@@ -29,21 +30,23 @@ if TYPE_CHECKING:
         TemplateError,
         UsageError,
     )
-    from .generate import Chunk, GenerateOptions, LanguageModel, Reply, Timings, Usage
+    from .generate import GenerateOptions, LanguageModel
     from .plan import Limits, Plan
-    from .prompt.encode import Message
-    from .sample.sampler import SampleOptions
+    from .prompt import Message
+    from .reply import Chunk, Reply, Timings, Usage
+    from .sample import SampleOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Chunk": "generate", "GenerateOptions": "generate", "LanguageModel": "generate", "Reply": "generate",
-    "Timings": "generate", "Usage": "generate", "Limits": "plan", "Plan": "plan", "Message": "prompt",
+    "Chunk": "reply", "GenerateOptions": "generate", "LanguageModel": "generate", "Reply": "reply",
+    "Timings": "reply", "Usage": "reply", "Limits": "plan", "Plan": "plan", "Message": "prompt",
     "SampleOptions": "sample",
 }  # fmt: skip
 
 __all__ = [
     "BadFile",
+    "Busy",
     "Chunk",
     "ConfigError",
     "DoesNotFit",

@@ -25,13 +25,6 @@ class DecodeContext(Protocol):
     n_ctx: int
 
     def decode(self, tokens: Sequence[int]) -> bool: ...
-    def _undo(self) -> None:
-        """Takes back what a stopped step left of itself. A recurrent state has moved on and cannot be rewound; then
-        all is forgotten and nothing is reused later."""
-        if not self.tokens or not self.context.keep_prefix(self.position):
-            self.context.clear()
-            self.tokens.clear()
-
     def logits(self) -> NDArray[np.float32]: ...
     def set_abort(self, asked: Callable[[], bool] | None) -> None: ...
     def keep_prefix(self, length: int) -> bool: ...
@@ -46,6 +39,7 @@ class Decoder:
         self.context = context
         self.chunk = max(chunk, 1)
         self.tokens: list[int] = []
+        self._unknown = False  # an exception may have come between the engine's step and its entry in `tokens`
         self.step_s = 0.0  # what the last step took
 
     @property
@@ -58,6 +52,8 @@ class Decoder:
 
         The last prompt token is always read again, because its logits are needed.
         """
+        if self._unknown:
+            self.forget()
         common = 0
         for ours, theirs in zip(self.tokens, tokens[:-1], strict=False):
             if ours != theirs:
@@ -86,10 +82,8 @@ class Decoder:
                 part = tokens[start : start + self.chunk]
                 if cancelled is not None and cancelled():
                     return False
-                if not self.context.decode(part):
-                    self._undo()
+                if not self._decode(part):
                     return False
-                self.tokens.extend(part)
                 if progress is not None:
                     progress(start + len(part), len(tokens))
         finally:
@@ -102,21 +96,32 @@ class Decoder:
         if self.position >= self.context.n_ctx:
             return False
         start = time.perf_counter()
-        if not self.context.decode((token,)):
-            self._undo()
+        if not self._decode((token,)):
             return False
-        self.tokens.append(token)
         self.step_s = time.perf_counter() - start
         if cancelled is not None and self.step_s > SLOW_STEP:
             self.context.set_abort(cancelled)  # asking costs microseconds an operation: only where a step takes long
         return True
 
-    def _undo(self) -> None:
-        """Takes back what a stopped step left of itself. A recurrent state has moved on and cannot be rewound; then
-        all is forgotten and nothing is reused later."""
-        if not self.tokens or not self.context.keep_prefix(self.position):
-            self.context.clear()
-            self.tokens.clear()
+    def forget(self) -> None:
+        """Empties the context."""
+        self.context.clear()
+        self.tokens.clear()
+        self._unknown = False
+
+    def _decode(self, tokens: Sequence[int]) -> bool:
+        """Adds `tokens` to the context; False when stopped, with nothing of them left in it.
+
+        A recurrent state that has moved on cannot be rewound; then all is forgotten.
+        """
+        self._unknown = True
+        done = self.context.decode(tokens)
+        if done:
+            self.tokens.extend(tokens)
+        elif not self.tokens or not self.context.keep_prefix(self.position):
+            self.forget()
+        self._unknown = False
+        return done
 
     def logits(self) -> NDArray[np.float32]:
         """float32 [n_vocab] after the last token; valid until the next step."""

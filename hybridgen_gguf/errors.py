@@ -10,6 +10,7 @@
         ├── EngineError   1      the engine refused or crashed
         ├── EngineMismatch 1     the library found is not the engine this version was made for
         ├── TemplateError 1      a chat template does not parse, is too slow or too large
+        ├── Busy          1      a loaded model is in use by another stream
         ├── SampleError   1      logits hold NaN, or nothing is left to sample from
         ├── DownloadError 1      network, checksum, or disk while fetching
         └── NoSpace       1      the disk is full or not writable
@@ -76,6 +77,10 @@ class EngineMismatch(Failed):
 
 class TemplateError(Failed):
     """A chat template does not parse, takes too long or writes too much."""
+
+
+class Busy(Failed):
+    """A loaded model answers another stream, which its reader holds open."""
 
 
 class SampleError(Failed):

@@ -1,6 +1,6 @@
 """prompt → tokens → logits → token → text: the loop, composing the verbs of the other modules.
 
-Knows no flags, no terminal and no files. One `LanguageModel` serves one request at a time.
+Knows no flags, no terminal and no files. One `LanguageModel` serves one request at a time (`owner.py`).
 Invariant: joined chunks are the reply's text; after any error or cancellation the model can take the next request.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .adapt.border import Feedback
 from .adapt.threads import Governor
@@ -18,9 +18,11 @@ from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
 from .loader import OpenModel
+from .owner import Owner
 from .plan import Plan
 from .prompt.encode import Message, Prompt, encode_chat, encode_raw
 from .prompt.template import Renderer, choose_template
+from .reply import Chunk, Reply, Timings, Usage
 from .sample.dry import DEFAULT_BREAKERS, breaker_sequences
 from .sample.sampler import (
     DeviceCandidates,
@@ -28,7 +30,6 @@ from .sample.sampler import (
     NativeSampler,
     SampleOptions,
     Sampler,
-    Scored,
     check_seed,
     device_candidates,
 )
@@ -36,7 +37,6 @@ from .text import FinishReason, TextStream
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
-    from .engine.tiers import TierCounters
 
 _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
 
@@ -51,71 +51,6 @@ class GenerateOptions:
     stream: int = 0
     ignore_end: bool = False
     sample: SampleOptions = field(default_factory=SampleOptions)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of the prompt, of the answer, and of the prompt that the cache already held."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    reused_tokens: int
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds to load and to the first token; tokens a second for reading the prompt and for writing."""
-
-    load_s: float
-    ttft_s: float
-    prompt_tps: float | None
-    decode_tps: float | None
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of text as it comes. `reply` is set on the last one alone."""
-
-    text: str
-    reply: Reply | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    seed: int
-    usage: Usage
-    timings: Timings
-    plan: Plan
-    tiers: TierCounters | None = None
-    draws: tuple[tuple[Scored, ...], ...] = ()
-    logprobs: tuple[Draw, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The keys that `hgguf run --json` promises."""
-        answer: dict[str, Any] = {
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "finish_reason": self.finish_reason,
-            "seed": self.seed,
-            "usage": asdict(self.usage),
-            "timings": asdict(self.timings),
-            "plan": self.plan.as_json(),
-        }
-        if self.tiers is not None:
-            answer["tiers"] = asdict(self.tiers)
-        if self.draws:
-            answer["draws"] = [[asdict(scored) for scored in draws] for draws in self.draws]
-        if self.logprobs:
-            answer["logprobs"] = [
-                {"token": d.token, "logprob": d.logprob, "top": [asdict(scored) for scored in d.top]}
-                for d in self.logprobs
-            ]
-        return answer
 
 
 @dataclass
@@ -148,6 +83,7 @@ class LanguageModel(Closing):
         self._border = border
         self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
         self._device: tuple[tuple[int, bool], DeviceSample] | None = None
+        self._owner = Owner("model", self._release)
 
     @property
     def plan(self) -> Plan:
@@ -163,6 +99,7 @@ class LanguageModel(Closing):
         renderer: Renderer | None = None,
     ) -> Prompt:
         """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named)."""
+        self._owner.check()
         if text is not None:
             return encode_raw(self.opened.vocabulary, text)
         template = choose_template(
@@ -172,13 +109,13 @@ class LanguageModel(Closing):
 
     def generate(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Reply:
         """Continues raw text. `changes` replace fields of GenerateOptions or SampleOptions: `temperature=0`."""
-        return self._last(self.stream(prompt, options, **changes))
+        return self._whole(self.encode(prompt), merged(options, changes))
 
     def chat(
         self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
     ) -> Reply:
         """Answers a conversation of `{"role": ..., "content": ...}` through the chat template."""
-        return self._last(self.stream_chat(messages, options, **changes))
+        return self._whole(self._encode_chat(messages), merged(options, changes))
 
     def stream(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Iterator[Chunk]:
         """As `generate`, text as it comes; the last chunk carries the reply."""
@@ -188,7 +125,7 @@ class LanguageModel(Closing):
         self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
     ) -> Iterator[Chunk]:
         """As `chat`, text as it comes."""
-        return self.run(self.encode(None, [_message(m) for m in messages]), merged(options, changes))
+        return self.run(self._encode_chat(messages), merged(options, changes))
 
     def run(
         self,
@@ -198,7 +135,18 @@ class LanguageModel(Closing):
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
     ) -> Iterator[Chunk]:
-        """Reads the prompt and yields text until the model ends, a limit is met, or `cancelled` is true."""
+        """Reads the prompt and yields text until the model ends, a limit is met, or `cancelled` is true.
+
+        Raises Busy while another stream of this model is open; `generate` and `chat` of other threads are waited for.
+        """
+        return self._owner.requests(self._answer(prompt, options, cancelled, progress), to_the_end=False)
+
+    def _answer(
+        self, prompt: Prompt, options: GenerateOptions, stop: Callable[[], bool], progress: Progress | None
+    ) -> Iterator[Chunk]:
+        def cancelled() -> bool:
+            return self._owner.closing or stop()
+
         seed = secrets.randbits(32) if options.seed is None else check_seed(options.seed)
         state = _Progress(time.perf_counter())
         decoder, model = self._decoder, self.opened.model
@@ -315,17 +263,26 @@ class LanguageModel(Closing):
         reply = Reply(text.text, tokens, reason, seed, usage, timings, self.plan, tiers, draws, logprobs)
         return Chunk(tail, reply)
 
-    def _last(self, chunks: Iterator[Chunk]) -> Reply:
-        reply = None
-        for chunk in chunks:
-            reply = chunk.reply
-        if reply is None:
+    def _encode_chat(self, messages: Sequence[Message | dict[str, str]]) -> Prompt:
+        return self.encode(None, [_message(m) for m in messages])
+
+    def _whole(self, prompt: Prompt, options: GenerateOptions) -> Reply:
+        answer = self._answer(prompt, options, lambda: False, None)
+        replies = [chunk.reply for chunk in self._owner.requests(answer, to_the_end=True)]
+        if not replies or replies[-1] is None:
             raise UsageError("the request gave no reply")
-        return reply
+        return replies[-1]
 
     def close(self) -> None:
+        """Ends a running request after its step and gives the memory back. In a forked child it does nothing."""
+        self._owner.close()
+
+    def _release(self) -> None:
         self._close_device()
         self.opened.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a loaded model cannot be copied or pickled", "load it where it is used: hybridgen_gguf.load")
 
 
 def _message(message: Message | dict[str, str]) -> Message:

@@ -22,9 +22,10 @@ from .arguments import Question, endpoints_of, limits_of, question_of, sample_ch
 from .options import PlaceFlags, PromptFlags, SampleFlags
 
 if TYPE_CHECKING:
-    from ..generate import GenerateOptions, LanguageModel, Reply
+    from ..generate import GenerateOptions, LanguageModel
     from ..loader import Prepared
     from ..prompt.encode import Prompt
+    from ..reply import Reply
 
 _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 

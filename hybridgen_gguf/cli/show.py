@@ -17,8 +17,8 @@ from ..errors import HgError
 from ..units import format_size
 
 if TYPE_CHECKING:
-    from ..generate import Reply
     from ..plan import Plan
+    from ..reply import Reply
 
 
 _LEAST_LAST_COLUMN = 20

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
 from ..settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
-from . import abi, giving_up, log
+from . import abi, forking, giving_up, log
 from .library import Library, load
 from .tiers import TierCounters, Tiers, counters, pending, set_cpu_tokens
 
@@ -44,6 +46,7 @@ def start(*, echo_log: bool = False) -> Library:
     library = load()
     log.capture(library.api, echo=echo_log)
     giving_up.listen(library)
+    forking.survive()
     return library
 
 
@@ -250,6 +253,45 @@ def _tiers_of(settings: ContextSettings) -> Tiers | None:
     return Tiers(place.tier_cells, kind, kind, place.tier_policy, cpu_tokens=place.tier_cpu_tokens, share=share)
 
 
+class _Ask:
+    """A question that the engine asks in the middle of a step; what it raises is kept until the step has ended.
+
+    A signal that came while C code ran is raised where Python goes on: on entering the question, before any `try` of
+    ours. ctypes reports such an exception to `sys.unraisablehook` and drops it.
+    """
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self._asked = asked
+        self._raised: BaseException | None = None
+
+    def __call__(self, _data: object) -> bool:
+        try:
+            return self._raised is not None or self._asked()
+        except BaseException as error:
+            self._raised = error
+            return True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Around a step: raises at its end what was raised in its questions."""
+        others = sys.unraisablehook
+
+        def keep(lost: Any) -> None:
+            if lost.object is self:
+                self._raised = lost.exc_value
+            else:
+                others(lost)
+
+        sys.unraisablehook = keep
+        try:
+            yield
+        finally:
+            sys.unraisablehook = others
+            raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+
 class Context(Closing):
     """An open context: the KV cache and the scratch memory. Raises EngineError when it cannot be made."""
 
@@ -279,6 +321,7 @@ class Context(Closing):
         self._tokens = (ctypes.c_int32 * max(settings.n_batch, 1))()
         self._batch = self.api.llama_batch_get_one(self._tokens, 0)
         self._abort: object = None
+        self._ask: _Ask | None = None
         self._logits_at = 0
         self._logits = np.empty(0, np.float32)
 
@@ -288,7 +331,11 @@ class Context(Closing):
         self._tokens[:count] = list(tokens)
         self._batch.n_tokens = count
         log.lines.clear()
-        status = self.api.llama_decode(self.handle, self._batch)
+        if self._ask is None:
+            status = self.api.llama_decode(self.handle, self._batch)
+        else:
+            with self._ask.listening():
+                status = self.api.llama_decode(self.handle, self._batch)
         if status == 0:
             return True
         if status == _ABORTED:
@@ -309,8 +356,12 @@ class Context(Closing):
         return self._logits
 
     def set_abort(self, asked: Callable[[], bool] | None) -> None:
-        """While set, the CPU backend asks before each operation whether to stop (llama_set_abort_callback)."""
-        self._abort = self.api.ggml_abort_callback((lambda _data: asked()) if asked else 0)
+        """While set, the CPU backend asks before each operation whether to stop (llama_set_abort_callback).
+
+        What `asked` raises, Ctrl-C among it, stops the step and is raised by `decode`.
+        """
+        self._ask = _Ask(asked) if asked else None
+        self._abort = self.api.ggml_abort_callback(self._ask or 0)
         self.api.llama_set_abort_callback(self.handle, self._abort, None)
 
     def synchronize(self) -> None:

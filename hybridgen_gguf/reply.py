@@ -1,0 +1,82 @@
+"""What a request gives: text as it comes (`Chunk`) and the finished answer (`Reply`). Plain data.
+
+Invariant: `Reply.as_json` holds the keys that `hgguf run --json` promises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .plan import Plan
+from .sample import Draw
+from .sample.types import Scored
+from .text import FinishReason
+
+if TYPE_CHECKING:
+    from .engine.tiers import TierCounters
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of the prompt, of the answer, and of the prompt that the cache already held."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds to load and to the first token; tokens a second for reading the prompt and for writing."""
+
+    load_s: float
+    ttft_s: float
+    prompt_tps: float | None
+    decode_tps: float | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of text as it comes. `reply` is set on the last one alone."""
+
+    text: str
+    reply: Reply | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    usage: Usage
+    timings: Timings
+    plan: Plan
+    tiers: TierCounters | None = None
+    draws: tuple[tuple[Scored, ...], ...] = ()
+    logprobs: tuple[Draw, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `hgguf run --json` promises."""
+        answer: dict[str, Any] = {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "usage": asdict(self.usage),
+            "timings": asdict(self.timings),
+            "plan": self.plan.as_json(),
+        }
+        if self.tiers is not None:
+            answer["tiers"] = asdict(self.tiers)
+        if self.draws:
+            answer["draws"] = [[asdict(scored) for scored in draws] for draws in self.draws]
+        if self.logprobs:
+            answer["logprobs"] = [
+                {"token": d.token, "logprob": d.logprob, "top": [asdict(scored) for scored in d.top]}
+                for d in self.logprobs
+            ]
+        return answer
