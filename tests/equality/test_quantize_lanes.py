@@ -1,4 +1,4 @@
-"""Quantizing eight blocks at a time (patch 0014) writes the bytes of the unpatched engine.
+"""Quantizing eight blocks at a time (patch 0016) writes the bytes of the unpatched engine.
 
 DIGESTS were made by a build of the unpatched sources. HGGUF_STOCK_ENGINE=DIR pytest tests/equality -k lanes
 compares with such a build directly.
