@@ -4,8 +4,6 @@
 // EXPRESSIONS: one block a pre-tokenizer, its expressions separated by the byte 1. Prints how many cuts were compared; exit code 1
 // and the first difference otherwise. Texts must be short: std::regex recurses for every character.
 
-#include "hg.h"
-#include "hg-regex.h"
 #include "unicode.h"
 
 #include <cstdio>
@@ -14,6 +12,8 @@
 #include <iterator>
 #include <string>
 #include <vector>
+
+extern "C" bool hg_switch_set(const char * name, const char * value); // ggml/include/hg.h
 
 static std::vector<std::string> blocks(const char * path) {
     std::ifstream file(path, std::ios::binary);

@@ -10,8 +10,10 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 
 # The values of tokenizer.ggml.model; "gpt2" takes a pre-tokenizer.
 MODELS = ("llama", "gpt2", "gemma4", "whitespace", "hybriddna", "bert", "t5", "rwkv", "plamo2", "test", "no_vocab")
@@ -35,8 +37,9 @@ def _runs(signs: str) -> list[str]:
 
 
 def _specials() -> list[Piece]:
-    control = [(text, _T.CONTROL, 0.0) for text in (*CHAT, *RESERVED)]
-    return [*control, ("<tool>", _T.USER_DEFINED, 0.0), ("    ", _T.USER_DEFINED, 0.0)]
+    control = [(text, _T.CONTROL, 0.0) for text in (*CHAT, *RESERVED, "l><t", "<mask>", "<|endoftext|>")]
+    own = ("<tool>", "<tool>x", "    ", "xx", "xxx")  # one begins like another, and they overlap
+    return [*control, *((text, _T.USER_DEFINED, 0.0) for text in own)]
 
 
 def _normal(texts: Sequence[str]) -> list[Piece]:
@@ -62,9 +65,16 @@ def _pieces(model: str) -> list[Piece]:
     return [*fixed, *by_byte, *_normal([*_letters(), *_runs(_RUNS), "th", *dna]), *_specials()]
 
 
-def write(out: Path, model: str, pre: str = "") -> Path:
-    """Writes a file with the tokenizer `model` and the pre-tokenizer `pre`."""
+def write(
+    out: Path, model: str, pre: str = "", *, name: str = "tiny", pieces: Sequence[Piece] = (), weights: bool = False
+) -> Path:
+    """Writes a file with the tokenizer `model` and the pre-tokenizer `pre`.
+
+    `name`: of "phi-3" the special tokens drop spaces after them. `pieces`: another vocabulary. `weights`: random ones, so
+    that the file generates.
+    """
     writer = gguf.GGUFWriter(out, "llama")
+    writer.add_name(name)
     writer.add_context_length(4096)
     writer.add_embedding_length(64)
     writer.add_block_count(1)
@@ -77,7 +87,7 @@ def write(out: Path, model: str, pre: str = "") -> Path:
     if model == "no_vocab":
         writer.add_vocab_size(8)
     else:
-        pieces = _pieces(model)
+        pieces = pieces or _pieces(model)
         writer.add_token_list([text for text, _, _ in pieces])
         writer.add_token_types([kind for _, kind, _ in pieces])
         writer.add_token_scores([score for _, _, score in pieces])
@@ -86,25 +96,36 @@ def write(out: Path, model: str, pre: str = "") -> Path:
         writer.add_token_merges([f"{half} {half}" for half in halves] + ["t h"])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
+    if weights:
+        _add_weights(writer, len(pieces))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
     return out
 
 
+def _add_weights(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    rng = np.random.default_rng(1)
+    shapes = {"token_embd": (n_vocab, 64), "output_norm": (64,), "blk.0.attn_norm": (64,), "blk.0.ffn_norm": (64,)}
+    shapes |= {f"blk.0.{part}": (64, 64) for part in ("attn_q", "attn_k", "attn_v", "attn_output")}
+    shapes |= {f"blk.0.{part}": (64, 64) for part in ("ffn_gate", "ffn_up", "ffn_down")}
+    for part, shape in shapes.items():
+        values = np.ones(shape) if len(shape) == 1 else rng.normal(0, 0.05, shape)
+        writer.add_tensor(f"{part}.weight", values.astype(np.float32))
+
+
 class Tokenizer:
-    """`llama_tokenize` of an open file."""
+    """`llama_tokenize` of an open file. `api`: that of the engine (Library.api)."""
 
-    def __init__(self, path: Path) -> None:
-        import llama_cpp
-
-        self._api = llama_cpp
-        settings = llama_cpp.llama_model_default_params()
+    def __init__(self, api: Any, path: Path) -> None:
+        self._api = api
+        settings = api.llama_model_default_params()
         settings.vocab_only = True
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
+        self._model = api.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
             raise OSError(f"the engine does not open {path}")
-        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocab = api.llama_model_get_vocab(self._model)
 
     def ids(self, text: bytes, parse_special: bool = True) -> list[int] | None:
         """Token ids without start and end; None: the engine refused."""
@@ -123,8 +144,8 @@ class Tokenizer:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Tokenizer]:
-    tokenizer = Tokenizer(path)
+def opened(api: Any, path: Path) -> Iterator[Tokenizer]:
+    tokenizer = Tokenizer(api, path)
     try:
         yield tokenizer
     finally:

@@ -54,5 +54,6 @@ TEXTS: dict[str, Callable[[int], bytes]] = {
     "digits-letter": _then_letter("7"),
     "newlines-letter": _then_letter("\n"),
     "broken-utf8": _broken,
+    "past-unicode": lambda size: (b"\xf7\xbf\xbf\xbf" * size)[:size],
     "mixed": _mixed,
 }
