@@ -21,7 +21,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("way", ["file", "stdin", "system"])
 def test_a02_a_long_run_on_the_command_line(model: Path, tmp_path: Path, way: str) -> None:
-    """The context holds 256 tokens: the prompt is refused by its size, in one line, as it is with a hand-made splitter."""
+    """The context holds 256 tokens: the prompt is refused by its size, in one line, as with a hand-made splitter."""
     (tmp_path / "a.txt").write_text(RUN)
     ways = {"file": ["--raw", "-f", tmp_path / "a.txt"], "stdin": ["--raw"], "system": ["-p", "hi", "-sys", RUN]}
     done = spawn("run", model, "-c", 256, "-n", 2, *ways[way], stdin=RUN.encode() if way == "stdin" else b"")

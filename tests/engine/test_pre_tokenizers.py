@@ -1,4 +1,4 @@
-"""A text cannot kill a tokenizer: of every kind, with every pre-tokenizer, it takes time linear in the text or is refused.
+"""A text cannot kill a tokenizer: of any kind, with any pre-tokenizer, it takes time linear in the text or is refused.
 
 The names and expressions are read out of the pinned source, so those of a newer engine are tested too.
 """
@@ -30,9 +30,9 @@ CPU_S = 5.0  # allowed for one; measured: 0.2 at most
 FEW = ("letter", "spaces-letter", "digits", "han")  # for a pre-tokenizer whose expressions another one has
 GROUPS = 4
 POOLS = (
-    "aAbBzZ", "  \t\n\r\v", "0123456789", "'sStTrReEvVmMlLdD", "!?.,-/:;~`^|$+<=>()[]{}_@#%&*\"\\", "éÉßǅʰªºñ",
-    "жЖ", "漢字一龥ぁァー가힣ㄅㄱ", "\u0301\u0300\u093f\u0bcd", "😀👍🏽\u200d", "\u00a0\u2003\u3000\u0085\u2028", "٣१²Ⅷ",
-    "。，、…“”‘’—：；！", "ﬀＡａ𐐀𞤀", "\x00\x7f\ufffd\u00ad", "IMGIMGABZ<sentinel:12>", "עבריתعربيไทยবাংলা",
+    "aAbBzZ", "  \t\n\r\v", "0123456789", "'sStTrReEvVmMlLdD", "!?.,-/:;~`^|$+<=>()[]{}_@#%&*\"\\",
+    "éÉßǅʰªºñ", "жЖ", "漢字一龥ぁァー가힣ㄅㄱ", "\u0301\u0300\u093f\u0bcd", "😀👍🏽\u200d", "\u00a0\u2003\u3000\u0085\u2028",
+    "٣१²Ⅷ", "。，、…“”‘’—：；！", "ﬀＡａ𐐀𞤀", "\x00\x7f\ufffd\u00ad", "IMGIMGABZ<sentinel:12>", "עבריתعربيไทยবাংলা",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def random_text(rng: random.Random) -> bytes:
     signs = (rng.choice(rng.choice(pools)) * rng.choice(times) for _ in range(rng.randrange(1, 60)))
     text = bytearray("".join(signs).encode())
     for _ in range(3 if rng.randrange(7) == 0 else 0):
-        text[rng.randrange(len(text))] = rng.randrange(256) & 0xF7  # std::regex alone: a code past Unicode ends the process
+        text[rng.randrange(len(text))] = rng.randrange(256)
     return bytes(text)
 
 
@@ -92,16 +92,18 @@ def cases() -> list[tuple[str, str, list[str]]]:
     return found + [(model, rest.get(model, ""), list(TEXTS)) for model in others]
 
 
+def child(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, which finds this module and what tests share."""
+    here, shared = Path(__file__).parent, Path(vocab_source.__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(here), str(shared)))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_long_texts_neither_kill_nor_stall(group: int, tmp_path: Path) -> None:
     mine = cases()[group::GROUPS]
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), json.dumps(mine)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "PYTHONPATH": str(Path(vocab_source.__file__).parent)},
-    )
+    done = child(__file__, str(tmp_path), json.dumps(mine), timeout=280)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, f"after {rows[-1:]}: {done.stderr[-2000:]}"
     assert len(rows) == sum(len(texts) for *_, texts in mine)
@@ -115,8 +117,8 @@ def test_special_tokens_are_found_where_the_stock_engine_finds_them(switch: Libr
     parts = [*tokenizer_models.CHAT, *tokenizer_models.RESERVED[:3], "<tool>", "x", "xx", "xxx", "l><t", "<mask>",
              "    ", " ", "\n\t", "<|im_", "hello", "漢", "\u2003"]  # fmt: skip
     texts = ["".join(rng.choices(parts, k=rng.randrange(1, 14))).encode() for _ in range(300)]
-    shapes = [("gpt2", "gpt-4o", "tiny"), ("gpt2", "jina-v2-de", "tiny"), ("gpt2", "gpt-2", "phi-3"), ("llama", "", "phi-3"),
-              ("t5", "", "tiny"), ("plamo2", "", "tiny")]  # fmt: skip
+    shapes = [("gpt2", "gpt-4o", "tiny"), ("gpt2", "jina-v2-de", "tiny"), ("gpt2", "gpt-2", "phi-3"),
+              ("llama", "", "phi-3"), ("t5", "", "tiny"), ("plamo2", "", "tiny")]  # fmt: skip
     for model, pre, name in shapes:
         path = tokenizer_models.write(tmp_path / "m.gguf", model, pre, name=name)
         with tokenizer_models.opened(switch.api, path) as tokenizer:
@@ -143,9 +145,7 @@ def test_rwkv_vocabulary_without_single_bytes(tmp_path: Path) -> None:
     kind = tokenizer_models.gguf.TokenType.NORMAL
     pieces = [(text, kind, 0.0) for text in ("<s>", "AAAA", "B")]
     path = tokenizer_models.write(tmp_path / "m.gguf", "rwkv", pieces=pieces)
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_pre_tokenizers as t; print(t.ids_of({str(path)!r}, b'BAAB'))"
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
+    done = child("-c", f"import test_pre_tokenizers as t; print(t.ids_of({str(path)!r}, b'BAAB'))", timeout=60)
     assert done.stdout.strip() == "[2, -1, -1, 2]", done.stderr
 
 

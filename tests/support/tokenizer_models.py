@@ -1,7 +1,7 @@
 """Tiny files with a vocabulary and no weights, for every kind of tokenizer that the engine knows; and a window on them.
 
-A byte-level BPE holds the bytes both ways (as GPT-2's letters and as <0xXX>), so each of the engine's pre-tokenizers can use it. Runs
-of a letter, a space or a sign merge, in steps of two, up to 16. Invariant: every byte can be tokenized.
+A byte-level BPE holds the bytes both ways (as GPT-2's letters and as <0xXX>), so that each pre-tokenizer can use it.
+Runs of a letter, a space or a sign merge, in steps of two, up to 16. Invariant: every byte can be tokenized.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def write(
 ) -> Path:
     """Writes a file with the tokenizer `model` and the pre-tokenizer `pre`.
 
-    `name`: of "phi-3" the special tokens drop spaces after them. `pieces`: another vocabulary. `weights`: random ones, so
-    that the file generates.
+    `name`: of "phi-3" the special tokens drop spaces after them. `pieces`: another vocabulary. `weights`: random ones,
+    so that the file generates.
     """
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_name(name)

@@ -25,7 +25,8 @@ def names() -> dict[str, str]:
     """Each value of `tokenizer.ggml.pre` that the engine takes, and the pre-tokenizer type it stands for."""
     found: dict[str, str] = {}
     for condition, kind in re.findall(
-        r'if \(\s*((?:tokenizer_pre == "[^"]+"(?:\s*\|\|\s*)?)+)\) \{\s*pre_type = (LLAMA_VOCAB_PRE_TYPE_\w+);', _source()
+        r'if \(\s*((?:tokenizer_pre == "[^"]+"(?:\s*\|\|\s*)?)+)\) \{\s*pre_type = (LLAMA_VOCAB_PRE_TYPE_\w+);',
+        _source(),
     ):
         found.update(dict.fromkeys(re.findall(r'"([^"]+)"', condition), kind))
     mentioned = set(re.findall(r'tokenizer_pre == "([^"]+)"', _source()))
