@@ -31,8 +31,8 @@ FEW = ("letter", "spaces-letter", "digits", "han")  # for a pre-tokenizer whose 
 GROUPS = 4
 POOLS = (
     "aAbBzZ", "  \t\n\r\v", "0123456789", "'sStTrReEvVmMlLdD", "!?.,-/:;~`^|$+<=>()[]{}_@#%&*\"\\",
-    "éÉßǅʰªºñ", "жЖ", "漢字一龥ぁァー가힣ㄅㄱ", "\u0301\u0300\u093f\u0bcd", "😀👍🏽\u200d", "\u00a0\u2003\u3000\u0085\u2028",
-    "٣१²Ⅷ", "。，、…“”‘’—：；！", "ﬀＡａ𐐀𞤀", "\x00\x7f\ufffd\u00ad", "IMGIMGABZ<sentinel:12>", "עבריתعربيไทยবাংলা",
+    "éÉßǅʰªºñ", "жЖ", "漢字一龥ぁァー가힣ㄅㄱ", "\u0301\u0300\u093f\u0bcd", "😀👍🏽\u200d",
+    "\u00a0\u2003\u3000\u0085\u2028", "٣१²Ⅷ", "。，、…“”‘’—：；！", "ﬀＡａ𐐀𞤀", "\x00\x7f\ufffd\u00ad", "IMGIMGABZ<sentinel:12>", "עבריתعربيไทยবাংলা",
 )  # fmt: skip
 
 
