@@ -25,6 +25,7 @@ from .library import Library, load
 from .tiers import TierCounters, Tiers, counters, pending, set_cpu_tokens
 
 _ABORTED = 2
+_LONGEST_TEXT = 2**31 - 16  # bytes; the engine counts in 32 bits
 _NO_ROOM = 1
 _ATTR_UNKNOWN, _ATTR_CONTROL = 1 << 0, 1 << 3  # enum llama_token_attr
 _LOAD_MODES = {
@@ -140,8 +141,11 @@ class Model(Closing):
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of UTF-8 `text`. `add_special`: with the model's own start and end tokens.
 
-        `parse_special`: text such as `<|im_start|>` becomes the control token.
+        `parse_special`: text such as `<|im_start|>` becomes the control token. Raises UsageError for a text of 2 GiB,
+        and EngineError where the vocabulary has no token for a part of the text.
         """
+        if len(text) > _LONGEST_TEXT:
+            raise UsageError("the text is too long to tokenize", "split it")
         if not self.has_vocabulary:
             raise UsageError(f"{self.path} has no vocabulary, so it cannot read text", "give a model with a tokenizer")
         capacity = len(text) + 8
@@ -151,7 +155,8 @@ class Model(Closing):
             if count >= 0:
                 return list(tokens[:count])
             if count == -(2**31):
-                raise UsageError("the text is too long to tokenize", "split it")
+                why = log.last_error() or "the text cannot be tokenized"
+                raise EngineError(f"with the vocabulary of {self.path} {why}", "`hgguf validate` checks it")
             capacity = -count
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
