@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .folders import data_folder
 from .machine.hardware import Hardware
 from .machine.profile import fingerprint_of, write_whole
 from .model_file.shape import ModelShape
@@ -70,11 +70,7 @@ class Tuned:
 
 def tuned_path() -> Path:
     """Where tuned settings are kept."""
-    if chosen := os.environ.get("HGGUF_DATA"):
-        return Path(chosen) / "tuned.json"
-    from platformdirs import user_data_path
-
-    return user_data_path("hgguf", appauthor=False) / "tuned.json"
+    return data_folder() / "tuned.json"
 
 
 def key_of(hardware: Hardware, shape: ModelShape, limits: Limits) -> str:

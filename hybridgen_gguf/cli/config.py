@@ -18,17 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..folders import config_folder
 
 _LONGEST = 1 << 20  # bytes: somebody may name /dev/zero
 
 
 def config_path() -> Path:
     """Where the file is looked for."""
-    chosen = os.environ.get("HGGUF_CONFIG")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hgguf" / "config.toml"
+    return Path(os.environ.get("HGGUF_CONFIG") or config_folder() / "config.toml")
 
 
 def read_config(known: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:

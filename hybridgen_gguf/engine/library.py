@@ -22,10 +22,7 @@ from typing import Any
 
 from ..errors import EngineError, EngineMismatch, UsageError
 from . import abi
-
-COMMIT = "0c1e57098"  # upstream commit of the sources in llama-cpp-python 0.3.36
-GGML_VERSION = "0.25.3"
-BINDING = "0.3.36"
+from .pin import BINDING, COMMIT, GGML_VERSION
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HgError, NoSpace
+from ..folders import cache_folder
 from .hardware import Hardware, from_json, to_json
 
 MOST_AGE = timedelta(days=30)
@@ -55,13 +56,7 @@ def fingerprint_of(hardware: Hardware) -> str:
 
 def profile_path() -> Path:
     """Where the profile is kept; HGGUF_PROFILE names another file."""
-    if named := os.environ.get("HGGUF_PROFILE"):
-        return Path(named)
-    if chosen := os.environ.get("HGGUF_CACHE"):
-        return Path(chosen) / "profile.json"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("hgguf", appauthor=False) / "profile.json"
+    return Path(os.environ.get("HGGUF_PROFILE") or cache_folder() / "profile.json")
 
 
 def save(profile: Profile, path: Path | None = None) -> Path:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.jobs.digest import sha256_of
+from ..engine.pin import SOURCE_SHA256
 from ..errors import EngineError, Failed, UsageError
+from ..folders import cache_folder
 from ..model_file.split import open_model_file
 from ..model_file.types import row_bytes
 from ..printable import printable
@@ -105,18 +107,11 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
 
 def converter_folder() -> Path:
     """The pinned engine sources with the converter: HGGUF_CONVERTER, or what the set-up left in the user's cache."""
-    from platformdirs import user_cache_path
-
-    if chosen := os.environ.get("HGGUF_CONVERTER"):
-        candidates = [Path(chosen)]
-    else:
-        cache = Path(os.environ.get("HGGUF_CACHE") or user_cache_path("hgguf", appauthor=False))
-        candidates = [cache / "source" / recipe.SOURCE_SHA256[:16]]
-    for path in candidates:
-        if (path / "convert_hf_to_gguf.py").is_file():
-            return path
+    path = Path(os.environ.get("HGGUF_CONVERTER") or cache_folder() / "source" / SOURCE_SHA256[:16])
+    if (path / "convert_hf_to_gguf.py").is_file():
+        return path
     raise Failed(
-        f"the converter was not found in {shown(candidates[0])}",
+        f"the converter was not found in {shown(path)}",
         "run scripts/setup, which unpacks the engine's sources",
     )
 

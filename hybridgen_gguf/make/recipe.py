@@ -1,6 +1,7 @@
 """What a file was made from and how: the recipe inside its metadata, and the manifest beside it.
 
-Knows no engine. The engine takes text values of at most 127 bytes, so a longer one is spread over numbered keys.
+Knows of the engine its commit alone, and that it takes text values of at most 127 bytes: a longer one is spread over
+numbered keys.
 Invariant: equal inputs, options and tool give equal entries; nothing in them depends on paths, clock or machine.
 """
 
@@ -12,11 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..engine.pin import COMMIT
 from .target import write_file
 
-ENGINE_COMMIT = "0c1e57098"
-#: of the source archive that holds the converter (patches/pin.json; a test compares them)
-SOURCE_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 #: stands for a digest that is not known yet
 UNKNOWN = "0" * 64
 _LONGEST = 120
@@ -29,7 +28,7 @@ def tool_version() -> str:
         version = metadata.version("hybridgen-gguf")
     except metadata.PackageNotFoundError:
         version = "unknown"
-    return f"hgguf {version}, llama.cpp {ENGINE_COMMIT}"
+    return f"hgguf {version}, llama.cpp {COMMIT}"
 
 
 def entries(recipe: Mapping[str, str], prefix: str = "hgguf.recipe.") -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from ..errors import ConfigError, HgError, NotFound, UsageError
+from ..folders import config_folder
 from ..printable import printable
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,40}))?", re.ASCII)
@@ -198,9 +199,7 @@ def own_file() -> Path:
         if not Path(named).is_file():
             raise ConfigError(f"{_OWN_FILE} names {printable(named)}, which does not exist")
         return Path(named)
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("hgguf", appauthor=False)) / "models.toml"
+    return config_folder() / "models.toml"
 
 
 def hub_entry(repo: str, quant: str) -> ModelEntry:

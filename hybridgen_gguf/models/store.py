@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import NoSpace
+from ..folders import cache_folder
 from ..printable import printable
 from ..units import format_size
 
@@ -40,14 +41,8 @@ class Record:
 
 
 def models_folder() -> Path:
-    """HGGUF_MODELS, else `models` under HGGUF_CACHE, else `models` in the user's cache folder. Not created."""
-    if named := os.environ.get("HGGUF_MODELS"):
-        return Path(named)
-    if named := os.environ.get("HGGUF_CACHE"):
-        return Path(named) / "models"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("hgguf", appauthor=False)) / "models"
+    """HGGUF_MODELS, else `models` in the user's cache folder. Not created."""
+    return Path(os.environ.get("HGGUF_MODELS") or cache_folder() / "models")
 
 
 @dataclass(frozen=True)

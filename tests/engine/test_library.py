@@ -16,9 +16,9 @@ from tinygguf import build
 from hybridgen_gguf.engine import library as library_module
 from hybridgen_gguf.engine.child import Child, check_loads
 from hybridgen_gguf.engine.library import COMMIT, GGML_VERSION, Library
+from hybridgen_gguf.engine.pin import SOURCE_SHA256
 from hybridgen_gguf.errors import EngineError, EngineMismatch, UsageError
 from hybridgen_gguf.loader import by_device, open_model, prepare
-from hybridgen_gguf.make.recipe import SOURCE_SHA256
 from hybridgen_gguf.plan import Limits
 from hybridgen_gguf.settings import ContextSettings, ModelSettings
 
