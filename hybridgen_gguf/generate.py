@@ -94,8 +94,8 @@ class Chunk:
 class Reply:
     """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for.
 
-    `reasoning`: the model's thoughts, which are not in `text`; None where the template marks none. `message`: the answer
-    without thoughts, for the next turn's messages.
+    `reasoning`: the model's thoughts, which are not in `text`; None where the template marks none. `message`: the
+    answer without thoughts, for the next turn's messages.
     """
 
     text: str
@@ -109,7 +109,7 @@ class Reply:
     draws: tuple[tuple[Scored, ...], ...] = ()
     logprobs: tuple[Draw, ...] = ()
     reasoning: str | None = None
-    message: Message = Message("assistant", "")
+    message: Message = field(default=Message("assistant", ""))  # noqa: RUF009  frozen
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `hgguf run --json` promises."""
