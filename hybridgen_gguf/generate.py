@@ -109,7 +109,7 @@ class Reply:
     draws: tuple[tuple[Scored, ...], ...] = ()
     logprobs: tuple[Draw, ...] = ()
     reasoning: str | None = None
-    message: Message = field(default=Message("assistant", ""))  # noqa: RUF009  frozen
+    message: Message = field(default=Message("assistant", ""))
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `hgguf run --json` promises."""
