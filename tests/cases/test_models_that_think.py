@@ -163,9 +163,6 @@ def test_budget_ends_thoughts_in_the_models_own_way(template: str, written: str,
     )
     spelled = ControlModel().tokenize(forced.encode(), False, True)
     at = next(i for i in range(len(reply.tokens)) if list(reply.tokens[i : i + len(spelled)]) == spelled)
-    opened = ControlModel().tokenize(
-        (template is not OPENS and written[: written.find("a")].encode()) or b"", False, True
-    )
     assert reply.reasoning is not None and "\ufffd" not in reply.reasoning
     assert len(reply.reasoning.encode()) <= budget + 2
     assert at >= budget
