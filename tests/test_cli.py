@@ -18,6 +18,8 @@ from command_line import call, refused, spawn
 
 import hybridgen_gguf
 from hybridgen_gguf.cli import app as cli
+from hybridgen_gguf.cli.environment import VARIABLES
+from hybridgen_gguf.engine.library import Library
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hybridgen_gguf"
@@ -366,6 +368,23 @@ def test_every_flag_and_variable_is_documented(verb: str) -> None:
         if parameter.param_type_name == "option":
             words = [*parameter.opts, *parameter.secondary_opts, *(parameter.envvar or ())]
             assert all(f"`{word}`" in section for word in words), words
+
+
+def test_every_environment_variable_is_documented() -> None:
+    """Those of users in docs/cli.md, those of tests and benchmarks in docs/testing.md."""
+    read = re.compile(r"\bHGGUF_[A-Z_]*[A-Z]\b")
+    folders = (PACKAGE, ROOT / "scripts", ROOT / "patches", ROOT / ".ci")
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    used = {name for path in files for name in read.findall(path.read_text(encoding="utf-8"))}
+    texts = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cli.md", "testing.md")]
+    assert {name for name in used if not any(f"`{name}" in text for text in texts)} == set()
+
+
+def test_every_switch_of_the_engine_is_documented(engine: Library) -> None:
+    named = {name for group in VARIABLES.values() for name in group}
+    assert {
+        "HGGUF_" + name.upper().replace("-", "_") for name in (switch.name for switch in engine.switches())
+    } <= named
 
 
 @pytest.mark.parametrize(("verb", "option"), OPTIONS, ids=lambda x: x if isinstance(x, str) else x.name)

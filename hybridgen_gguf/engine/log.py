@@ -30,7 +30,7 @@ def _keep(level: int, text: bytes, _data: object) -> None:
 
 
 def capture(api: Any, *, echo: bool = False) -> None:
-    """Routes the engine's log into `lines`; with `echo` also to stderr (`--verbose-engine`)."""
+    """Routes the engine's log into `lines`; with `echo` also to stderr (`--debug`)."""
     global _callback, _echo
     _echo = echo
     if _callback is None:
