@@ -1,7 +1,7 @@
 """Environment variables that no flag has: for docs/cli.md. Those of flags stand with their flags.
 
-Knows what each does, not how. Invariant: every HGGUF_ name in the package, the scripts and the patches is here or belongs
-to a flag; a test looks.
+Knows what each does, not how. Invariant: every HGGUF_ name in the package, the scripts and the patches is here or
+belongs to a flag; a test looks.
 """
 
 from __future__ import annotations
