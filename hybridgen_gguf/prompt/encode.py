@@ -12,16 +12,20 @@ Without such text in any message, the whole is given to the tokenizer as it is.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..errors import TemplateError, UsageError
+from .messages import Message, check_messages, check_text, strings_in
+from .probes import Style, thoughts_open
 from .template import ChatTemplate, Renderer, RenderLimits, RenderRequest
 
-_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+__all__ = ["ControlText", "Message", "Prompt", "StandIns", "Tokenizer", "check_messages", "encode_chat", "encode_raw"]
+
 _SPACE = " \t\n\v\f\r"  # what C's isspace takes
 _PRIVATE_FIRST, _PRIVATE_COUNT = 0xF0000, 0xFFFE  # Unicode's private-use plane 15
 
@@ -54,22 +58,19 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Message:
-    """One turn. `role`: system, user, assistant, tool, ...; `content`: any text."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
 class Prompt:
     """Token ids; the text they stand for (without a start token of the tokenizer); the template's origin, or None if
-    raw; whether the system message was moved into the first user message."""
+    raw; whether the system message was moved into the first user message.
+
+    `style`: what the template tells about answers, empty if raw; `thinking`: the prompt has opened the thoughts.
+    """
 
     tokens: tuple[int, ...]
     text: str
     template: str | None = None
     system_folded: bool = False
+    style: Style = Style()
+    thinking: bool = False
 
 
 class ControlText:
@@ -134,6 +135,12 @@ class StandIns:
         """The opposite of `hide`."""
         return text.translate(self._back)
 
+    def unescaped(self, text: str) -> str:
+        r"""`text` with the stand-ins that a template wrote as JSON in ASCII (`\udb80\udc01`) as themselves."""
+        for stand_in in self._of.values():
+            text = text.replace(json.dumps(stand_in)[1:-1], stand_in)
+        return text
+
     def occur_in(self, text: str) -> bool:
         """Whether `restore` would change `text`."""
         return any(stand_in in text for stand_in in self._of.values())
@@ -164,48 +171,93 @@ def encode_chat(
     *,
     renderer: Renderer | None = None,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    reasoning: bool | None = None,
     limits: RenderLimits | None = None,
 ) -> Prompt:
     """Token ids of a conversation, laid out by `template`.
 
     `renderer`: one that was started earlier, to save its start-up time (its limits count); it is used up.
-    `variables`: further names for the template. Raises UsageError for messages that can't be used, TemplateError for a
-    template that fails or costs more than the limits.
+    `tools`: functions as in OpenAI's API; `variables`: further names for the template; `reasoning`: whether the model
+    is to think, by the template's own switch if it has one. Raises UsageError for messages that can't be used,
+    TemplateError for a template that fails, costs more than the limits or loses something of the conversation.
     """
     check_messages(messages)
+    check_tools(tools)
     control = ControlText(tokenizer.control_tokens())
-    stand_ins = StandIns(control, [template.source, *(message.content for message in messages)])
+    stand_ins = StandIns(control, [template.source, *strings_in([*messages, *tools, dict(variables or {})])])
     request = RenderRequest(
         template.source,
-        [{"role": message.role, "content": stand_ins.hide(message.content)} for message in messages],
+        [_mapped(message, stand_ins.hide) for message in messages],
         _text_of(tokenizer, tokenizer.bos_id),
         _text_of(tokenizer, tokenizer.eos_id),
         add_generation_prompt,
-        variables or {},
+        dict(variables or {}),
+        [_mapped(tool, stand_ins.hide) for tool in tools],
     )
     with renderer or Renderer(limits) as child:
         rendered = child.render(request)
+        style = child.style(request)
+        switch = None if reasoning is None else style.on if reasoning else style.off
+        if switch:
+            rendered = child.render(replace(request, variables={**switch, **request.variables}))
+    written = stand_ins.unescaped(rendered.text)
     try:
-        ids = tokenize_rendered(tokenizer, rendered.text, control, stand_ins)
+        ids = tokenize_rendered(tokenizer, written, control, stand_ins)
     except UnicodeEncodeError:
         raise TemplateError("the chat template writes half a character", "use --raw or --chat-template") from None
-    text = stand_ins.restore(rendered.text)
+    if rendered.lost:
+        what = f"the chat template has no place for {rendered.lost}"
+        raise TemplateError(what, "leave it out, or use another template with --chat-template")
+    text = stand_ins.restore(written)
     # A template that writes a start token anywhere, be it after a space, sees to it itself; user text never spells one.
     add_start = tokenizer.add_bos and tokenizer.bos_id not in ids
-    return Prompt(_finish(tokenizer, ids, add_start), text, template.origin, rendered.system_folded)
+    thinking = style.marks is not None and add_generation_prompt and thoughts_open(rendered.tail, style.marks)
+    tokens = _finish(tokenizer, ids, add_start)
+    return Prompt(tokens, text, template.origin, rendered.system_folded, style, thinking)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises UsageError for no messages, a role that is not one word, or content that is not Unicode text."""
-    if not messages:
-        raise UsageError("there are no messages", "give at least one user message")
-    for message in messages:
-        if not isinstance(message.role, str) or not _ROLE.fullmatch(message.role):
-            raise UsageError(f"{message.role!r:.80} is not a role", "use system, user or assistant")
-        if not isinstance(message.content, str):
-            raise UsageError(f"the content of a message is {type(message.content).__name__}, not text")
-        _utf8(message.content, f"the {message.role} message")
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError for a tool that is no function with a name, or that holds what is not Unicode text."""
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise UsageError("a tool has no name", _TOOL)
+        check_text(tool, f"the tool '{function['name']:.60}'")
+
+
+_TOOL = 'a tool is {"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A Message, or lists and objects, with every text in it changed; keys of a message and roles stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Message):
+        return replace(
+            value,
+            content=_mapped(value.content, change),
+            tool_calls=[_mapped_call(call, change) for call in value.tool_calls],
+            tool_call_id=_mapped(value.tool_call_id, change),
+            name=_mapped(value.name, change),
+            reasoning=_mapped(value.reasoning, change),
+            extra={key: _mapped(item, change) for key, item in value.extra.items()},
+        )
+    if isinstance(value, Mapping):
+        return {
+            change(key) if isinstance(key, str) else key: _mapped(item, change) for key, item in value.items()
+        }
+    return [_mapped(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _mapped_call(call: Mapping[str, Any], change: Callable[[str], str]) -> Any:
+    """A call's arguments are JSON text: what they hold is changed, not how it is written."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        function = {**function, "arguments": json.loads(arguments)}
+    return _mapped({**call, "function": function} if "function" in call else function, change)
 
 
 def tokenize_rendered(tokenizer: Tokenizer, text: str, control: ControlText, stand_ins: StandIns) -> list[int]:
@@ -251,8 +303,5 @@ def _text_of(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _utf8(text: str, name: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        what = f"{name} is not valid text: half a character at position {error.start}"
-        raise UsageError(what, "write it as UTF-8") from None
+    check_text(text, name)
+    return text.encode("utf-8")

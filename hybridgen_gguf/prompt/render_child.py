@@ -1,35 +1,71 @@
-"""Renders one chat template in a process of its own, then ends. Run by path, with `-I -S`; imports nothing of ours.
+"""Renders one chat template in a process of its own, as often as asked. Run by path, with `-I -S`; imports nothing of
+ours.
 
 A template in a model file is a stranger's program. Jinja's sandbox keeps it from Python's objects, but not from
 `'x' * 30000000000` or 90,000 x 90,000 loops, which no Python-level hook can interrupt; the kernel's limits can.
 
-argv[1]: JSON list, the folders jinja2 may be imported from. stdin: one JSON request. stdout: a line with the outcome,
-then UTF-8 text (the rendered text, or the reason). Invariant: the template is not looked at before the limits are set.
+argv[1]: JSON list, the folders jinja2 may be imported from. stdin: a line of JSON with the template and the limits, then
+a line for each rendering (messages and variables). stdout: for each, a line with the outcome and the number of bytes,
+then UTF-8 text (the rendered text, or the reason). Invariant: the template is not looked at before the limits are set,
+and all renderings together have the time of one.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 Reply = tuple[str, str]
 
 
 def main() -> None:
-    """Reads a request, writes a reply; killed by the kernel at the time limit."""
+    """Answers requests until there are no more; killed by the kernel at the time limit."""
     sys.path[:0] = json.loads(sys.argv[1])
     import jinja2.ext
     import jinja2.sandbox  # noqa: F401  before the limits: a slow disk is not the template's fault
 
-    request = json.loads(sys.stdin.buffer.read())
-    _set_limits(request["seconds"], request["memory_bytes"])
-    outcome, text = _reply(request)
-    payload = text.encode("utf-8", "surrogatepass")
-    if len(payload) > request["output_bytes"]:
-        outcome, payload = "size", b""
-    sys.stdout.buffer.write(outcome.encode() + b"\n" + payload)
-    sys.stdout.buffer.flush()
+    given = json.loads(_line())
+    _set_limits(given["seconds"], given["memory_bytes"])
+    outcome, template = _compiled(given)
+    clock = _Clock(max(_ring_after(0), 1e-3))
+    while request := sys.stdin.buffer.readline():
+        asked = json.loads(request)
+        with clock:
+            answer = (outcome, template) if outcome else _reply(template, asked)
+            payload = answer[1].encode("utf-8", "surrogatepass")
+        if len(payload) > asked["output_bytes"]:
+            answer, payload = ("size", ""), b""
+        sys.stdout.buffer.write(b"%s %d\n" % (answer[0].encode(), len(payload)) + payload)
+        sys.stdout.buffer.flush()
+
+
+def _line() -> bytes:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(1)  # nobody asks
+    return line
+
+
+class _Clock:
+    """The alarm rings only while a template works: the parent may think between two renderings."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def __enter__(self) -> None:
+        _ring_after(self._left)
+
+    def __exit__(self, *_: object) -> None:
+        self._left = max(_ring_after(0), 1e-3)
+
+
+def _ring_after(seconds: float) -> float:
+    """Sets the alarm; what was left of it. Without alarms (Windows) the parent's time limit holds alone."""
+    import signal
+
+    return signal.setitimer(signal.ITIMER_REAL, seconds)[0] if hasattr(signal, "setitimer") else seconds
 
 
 def _set_limits(seconds: float, memory_bytes: int) -> None:
@@ -39,7 +75,7 @@ def _set_limits(seconds: float, memory_bytes: int) -> None:
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM, signal.SIGXCPU})
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # for parsing; `_Clock` goes on with what is left
     try:
         import resource
     except ImportError:  # Windows: the parent's time limit alone
@@ -69,11 +105,20 @@ def _mapped_bytes() -> int:
         return 256 << 20
 
 
-def _reply(request: dict[str, Any]) -> Reply:
+def _compiled(given: dict[str, Any]) -> tuple[str, Any]:
+    """("", the template), or an outcome and its reason."""
+    return _caught(lambda: ("", _environment(given["now"]).from_string(given["template"])))
+
+
+def _reply(template: Any, request: dict[str, Any]) -> Reply:
+    return _caught(lambda: ("ok", _render(template, request)))
+
+
+def _caught(work: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
     try:
-        return _render_with_system(request)
+        return work()
     except MemoryError:
         return "memory", ""
     except RecursionError:
@@ -98,37 +143,11 @@ class TooLargeError(Exception):
     """The text is over the limit."""
 
 
-def _render_with_system(request: dict[str, Any]) -> Reply:
-    """Renders; a system message that the template refuses or drops goes before the first user message instead."""
-    messages = request["messages"]
-    folded = _fold_system(messages)
-    if folded is None:
-        return "ok", _render(request, messages)
-    try:
-        text = _render(request, messages)
-    except RefusedError as refusal:
-        try:
-            return "folded", _render(request, folded)
-        except RefusedError:
-            raise refusal from None
-    if messages[0]["content"].strip() in text:
-        return "ok", text
-    retried = _render(request, folded)
-    return ("folded", retried) if messages[0]["content"].strip() in retried else ("ok", text)
-
-
-def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]] | None:
-    if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
-        return None
-    content = messages[0]["content"].strip() + "\n\n" + messages[1]["content"]
-    return [{**messages[1], "content": content}, *messages[2:]]
-
-
-def _render(request: dict[str, Any], messages: list[dict[str, str]]) -> str:
-    template = _environment(request["now"]).from_string(request["template"])
+def _render(template: Any, request: dict[str, Any]) -> str:
+    variables = {**template.environment.absent, **request["variables"], "messages": request["messages"]}
     parts: list[str] = []
     size = 0
-    for part in template.generate(**{**request["variables"], "messages": messages}):
+    for part in template.generate(**variables):
         size += len(part)
         if size > request["output_bytes"]:
             raise TooLargeError
@@ -140,8 +159,20 @@ def _environment(now: str | None) -> Any:
     """What chat templates on the Hugging Face Hub expect: trimmed blocks, loop controls and a few functions."""
     from datetime import datetime
 
+    from jinja2 import Undefined
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Absent(Undefined):
+        """`tools` and `documents` where none are given: not defined, as templates that ask want it, and none for those
+        that compare (the Hub's own library passes None)."""
+
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            return other is None or super().__eq__(other)
+
+        __hash__ = Undefined.__hash__
 
     class Generation(Extension):
         """`{% generation %}` marks what training looks at; here its body is simply part of the text."""
@@ -161,6 +192,7 @@ def _environment(now: str | None) -> Any:
     def tojson(
         value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
+        value = None if isinstance(value, Absent) else value
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(
@@ -169,6 +201,8 @@ def _environment(now: str | None) -> Any:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
+    environment.tests["none"] = lambda value: value is None or isinstance(value, Absent)
+    environment.absent = {name: Absent(name=name) for name in ("tools", "documents")}  # type: ignore[attr-defined]
     return environment
 
 
