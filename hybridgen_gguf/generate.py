@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .adapt.border import Feedback
 from .adapt.threads import Governor
+from .answer import REASONING_FORMATS, AnswerStream, Piece
 from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
@@ -33,7 +35,8 @@ from .sample.sampler import (
     check_seed,
     device_candidates,
 )
-from .text import FinishReason, TextStream
+from .text import FinishReason
+from .turn import Ends, ThoughtBudget, forced
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
@@ -43,13 +46,19 @@ _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """One request. `max_tokens` None: until the model ends or the context is full; `seed` None: random."""
+    """One request. `max_tokens` None: until the model ends or the context is full; `seed` None: random.
+
+    `reasoning_budget`: thoughts end after so many tokens, in the model's own way; None: when the model ends them.
+    `reasoning_format`: one of answer.REASONING_FORMATS. `stop` strings end the answer, never its thoughts.
+    """
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: int = 0
     ignore_end: bool = False
+    reasoning_budget: int | None = None
+    reasoning_format: str = "auto"
     sample: SampleOptions = field(default_factory=SampleOptions)
 
 
@@ -93,39 +102,79 @@ class LanguageModel(Closing):
     def encode(
         self,
         text: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[Message | Mapping[str, Any]] = (),
         *,
         chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        reasoning: bool | None = None,
         renderer: Renderer | None = None,
     ) -> Prompt:
-        """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named)."""
+        """Token ids of raw `text`, or of `messages` through the model's chat template (or the one named).
+
+        `tools`: functions as in OpenAI's API; `template_kwargs`: variables of the template (`enable_thinking`,
+        `reasoning_effort`); `reasoning`: whether the model is to think, by the template's own switch. Warns about what
+        the template does not know.
+        """
         self._owner.check()
         if text is not None:
             return encode_raw(self.opened.vocabulary, text)
         template = choose_template(
             chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens()
         )
-        return encode_chat(self.opened.vocabulary, messages, template, renderer=renderer)
+        for name in template_kwargs or {}:
+            if name not in template.source:
+                warnings.warn(f"the chat template does not know '{name}'", stacklevel=2)
+        prompt = encode_chat(
+            self.opened.vocabulary,
+            [Message.of(message) for message in messages],
+            template,
+            renderer=renderer,
+            tools=tools,
+            variables=template_kwargs,
+            reasoning=reasoning,
+        )
+        style = prompt.style
+        if reasoning is not None and style.marks is None and (style.on if reasoning else style.off) is None:
+            warnings.warn("the chat template has no switch for thinking and marks no thoughts", stacklevel=2)
+        return prompt
 
     def generate(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Reply:
         """Continues raw text. `changes` replace fields of GenerateOptions or SampleOptions: `temperature=0`."""
         return self._whole(self.encode(prompt), merged(options, changes))
 
     def chat(
-        self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        options: GenerateOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        reasoning: bool | None = None,
+        **changes: Any,
     ) -> Reply:
-        """Answers a conversation of `{"role": ..., "content": ...}` through the chat template."""
-        return self._whole(self._encode_chat(messages), merged(options, changes))
+        """Answers a conversation of `{"role": ..., "content": ...}` and OpenAI's other keys through the chat template.
+        `tools`, `template_kwargs`, `reasoning`: as for `encode`."""
+        prompt = self.encode(None, messages, tools=tools, template_kwargs=template_kwargs, reasoning=reasoning)
+        return self._whole(prompt, without_thoughts(merged(options, changes), reasoning))
 
     def stream(self, prompt: str, options: GenerateOptions | None = None, **changes: Any) -> Iterator[Chunk]:
         """As `generate`, text as it comes; the last chunk carries the reply."""
         return self.run(self.encode(prompt), merged(options, changes))
 
     def stream_chat(
-        self, messages: Sequence[Message | dict[str, str]], options: GenerateOptions | None = None, **changes: Any
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        options: GenerateOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        reasoning: bool | None = None,
+        **changes: Any,
     ) -> Iterator[Chunk]:
         """As `chat`, text as it comes."""
-        return self.run(self._encode_chat(messages), merged(options, changes))
+        prompt = self.encode(None, messages, tools=tools, template_kwargs=template_kwargs, reasoning=reasoning)
+        return self.run(prompt, without_thoughts(merged(options, changes), reasoning))
 
     def run(
         self,
@@ -153,12 +202,14 @@ class LanguageModel(Closing):
         sample = self._with_breakers(options.sample)
         sampler = Sampler(sample, n_vocab=model.n_vocab, seed=seed, stream=options.stream, native=self._native)
         device = self._device_sample(sample)
-        text = TextStream(model.token_bytes, options.stop)
+        text = self._answer_stream(prompt, options)
+        ends = Ends(self.opened.vocabulary, prompt)
+        budget = ThoughtBudget(self.opened.vocabulary, prompt, options.reasoning_budget)
         state.reused = decoder.reuse(prompt.tokens)
         if self._governor is not None:
             self._governor.rest()
         if not decoder.read(prompt.tokens[state.reused :], cancelled, self._watched(progress)):
-            yield self._end("", "cancelled", text, prompt, seed, state)
+            yield self._end(Piece(""), "cancelled", text, prompt, seed, state)
             return
         for token in prompt.tokens:
             sampler.accept(token)
@@ -166,24 +217,46 @@ class LanguageModel(Closing):
         limit = options.max_tokens if options.max_tokens is not None else decoder.context.n_ctx
         reason: FinishReason = "length"
         while len(state.tokens) < limit:
-            draw = self._draw(sampler, device)
-            if model.is_end(draw.token) and not options.ignore_end:
+            draw = self._next(budget.next(text), sampler, device, options)
+            if not options.ignore_end and ends.end(draw.token, model.is_end(draw.token), text.thinking):
                 reason = "stop"
                 break
             self._take(draw, sampler, options, state)
+            budget.count(text)
             piece = text.push(draw.token)
             if text.stopped is not None:
                 yield self._end(piece, "stop", text, prompt, seed, state)
                 return
-            if piece:
-                yield Chunk(piece)
+            if piece.text or piece.reasoning:
+                yield Chunk(piece.text, None, piece.reasoning)
             if cancelled() or (len(state.tokens) < limit and not decoder.step(draw.token, cancelled)):
                 break
             if self._governor is not None:
                 self._governor.on_token(decoder.step_s)
             if self._border is not None:
                 self._border.on_token(decoder.step_s)
-        yield self._end("", "cancelled" if cancelled() else reason, text, prompt, seed, state)
+        yield self._end(Piece(""), "cancelled" if cancelled() else reason, text, prompt, seed, state)
+
+    def _answer_stream(self, prompt: Prompt, options: GenerateOptions) -> AnswerStream:
+        return AnswerStream(
+            self.opened.model.token_bytes,
+            options.stop,
+            prompt.style.marks,
+            control=self.opened.vocabulary.control_tokens(),
+            inside=prompt.thinking,
+            form=options.reasoning_format,
+        )
+
+    def _next(self, token: int | None, sampler: Sampler, device: DeviceSample | None, options: GenerateOptions) -> Draw:
+        """A draw, or `token` in its place where it must come next."""
+        sample = options.sample
+        if token is not None and not (sample.logprobs or sample.draws):
+            return Draw(token, None, (), ())
+        drawn = self._draw(sampler, device)
+        if token is None:
+            return drawn
+        logits = self._decoder.logits() if device is None else device.fetch()
+        return forced(token, drawn, logits, logprob=sample.logprobs > 0, draws=sample.draws > 0)
 
     def _watched(self, progress: Progress | None) -> Progress | None:
         """`progress`, with a look at the machine between the parts of a prompt."""
@@ -239,9 +312,9 @@ class LanguageModel(Closing):
             state.kept.append(draw)
 
     def _end(
-        self, piece: str, reason: FinishReason, text: TextStream, prompt: Prompt, seed: int, state: _Progress
+        self, piece: Piece, reason: FinishReason, text: AnswerStream, prompt: Prompt, seed: int, state: _Progress
     ) -> Chunk:
-        tail = piece + text.finish()
+        rest = text.finish()
         if text.stopped is not None:  # the end of the text may complete a stop string that was still open
             reason = "stop"
         now = time.perf_counter()
@@ -260,11 +333,11 @@ class LanguageModel(Closing):
         logprobs = tuple(d for d in state.kept if d.top or d.logprob is not None)
         tokens = tuple(state.tokens)
         tiers = self.opened.context.tier_counters()
-        reply = Reply(text.text, tokens, reason, seed, usage, timings, self.plan, tiers, draws, logprobs)
-        return Chunk(tail, reply)
-
-    def _encode_chat(self, messages: Sequence[Message | dict[str, str]]) -> Prompt:
-        return self.encode(None, [_message(m) for m in messages])
+        reply = Reply(
+            text.text, tokens, reason, seed, usage, timings, self.plan, tiers, draws, logprobs,
+            text.reasoning, Message("assistant", text.answer),
+        )  # fmt: skip
+        return Chunk(piece.text + rest.text, reply, piece.reasoning + rest.reasoning)
 
     def _whole(self, prompt: Prompt, options: GenerateOptions) -> Reply:
         answer = self._answer(prompt, options, lambda: False, None)
@@ -285,13 +358,9 @@ class LanguageModel(Closing):
         raise UsageError("a loaded model cannot be copied or pickled", "load it where it is used: hybridgen_gguf.load")
 
 
-def _message(message: Message | dict[str, str]) -> Message:
-    if isinstance(message, Message):
-        return message
-    try:
-        return Message(message["role"], message["content"])
-    except (KeyError, TypeError):
-        raise UsageError("a message needs a role and a content", '{"role": "user", "content": "..."}') from None
+def without_thoughts(options: GenerateOptions, reasoning: bool | None) -> GenerateOptions:
+    """The options with a budget of no thoughts where `reasoning` is False: for templates without a switch."""
+    return replace(options, reasoning_budget=0) if reasoning is False else options
 
 
 def merged(options: GenerateOptions | None, changes: dict[str, Any]) -> GenerateOptions:
@@ -306,6 +375,11 @@ def merged(options: GenerateOptions | None, changes: dict[str, Any]) -> Generate
         own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
     changed = replace(base, **own)
     changed = replace(changed, sample=replace(changed.sample, **rest))
-    if changed.max_tokens is not None and changed.max_tokens < 0:
-        raise UsageError(f"max_tokens {changed.max_tokens} is out of range", "leave it out for no limit")
+    for name in ("max_tokens", "reasoning_budget"):
+        value = getattr(changed, name)
+        if value is not None and value < 0:
+            raise UsageError(f"{name} {value} is out of range", "leave it out for no limit")
+    if changed.reasoning_format not in REASONING_FORMATS:
+        what = f"reasoning_format '{changed.reasoning_format}' is not known"
+        raise UsageError(what, f"one of: {', '.join(REASONING_FORMATS)}")
     return changed

@@ -187,6 +187,12 @@ class Vocabulary:
     def control_tokens(self) -> dict[str, int]:
         return self._control_tokens
 
+    def token_of(self, text: str) -> int | None:
+        """The token that is spelled exactly so in the file, whatever its kind."""
+        found: Any = self._shape.file.metadata.get("tokenizer.ggml.tokens")
+        pieces = found.load() if found is not None else []
+        return pieces.index(text) if text in pieces else None
+
     @cached_property
     def _control_tokens(self) -> dict[str, int]:
         if not self._model.has_vocabulary:

@@ -5,10 +5,11 @@ Invariant: `Reply.as_json` holds the keys that `hgguf run --json` promises.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .plan import Plan
+from .prompt.messages import Message
 from .sample import Draw
 from .sample.types import Scored
 from .text import FinishReason
@@ -38,15 +39,20 @@ class Timings:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of text as it comes. `reply` is set on the last one alone."""
+    """A piece of the answer as it comes, or of the thoughts before it. `reply` is set on the last one alone."""
 
     text: str
     reply: Reply | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for."""
+    """A finished answer. `draws` and `logprobs` hold one entry a token when they were asked for.
+
+    `reasoning`: the model's thoughts, which are not in `text`; None where the template marks none. `message`: the
+    answer without thoughts, for the next turn's messages.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -58,6 +64,8 @@ class Reply:
     tiers: TierCounters | None = None
     draws: tuple[tuple[Scored, ...], ...] = ()
     logprobs: tuple[Draw, ...] = ()
+    reasoning: str | None = None
+    message: Message = field(default=Message("assistant", ""))
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `hgguf run --json` promises."""
@@ -70,6 +78,8 @@ class Reply:
             "timings": asdict(self.timings),
             "plan": self.plan.as_json(),
         }
+        if self.reasoning is not None:
+            answer["reasoning"] = self.reasoning
         if self.tiers is not None:
             answer["tiers"] = asdict(self.tiers)
         if self.draws:

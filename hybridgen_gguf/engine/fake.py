@@ -36,6 +36,9 @@ class FakeModel:
     def control_tokens(self) -> dict[str, int]:
         return {"<s>": BOS, "</s>": EOS}
 
+    def token_of(self, text: str) -> int | None:
+        return self.control_tokens().get(text)
+
     def is_end(self, token: int) -> bool:
         return token == EOS
 

@@ -245,9 +245,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
             extra={key: _mapped(item, change) for key, item in value.extra.items()},
         )
     if isinstance(value, Mapping):
-        return {
-            change(key) if isinstance(key, str) else key: _mapped(item, change) for key, item in value.items()
-        }
+        return {change(key) if isinstance(key, str) else key: _mapped(item, change) for key, item in value.items()}
     return [_mapped(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from ..errors import TemplateError
@@ -42,6 +43,7 @@ class Form:
     nothing: str = "none"  # content that is None: none, empty
     reasoning: str = "reasoning_content"
     wrapped_tools: bool = True
+    tools_as: str = "tools"  # or another variable's name; functions: as JSON text, with a datetime
     short_ids: bool = False  # 9 letters and digits, as some templates demand
     system_role: bool = False  # developer becomes system
     folded: bool = False  # the system message goes before the first user message
@@ -79,7 +81,7 @@ def write(given: Conversation, render: Render, mark: str, source: str, known: Fo
     """Renders the conversation in the form that keeps most of it. `mark`: a word that occurs nowhere in it; `source`:
     the template. Raises what `render` raises for the conversation itself when no form passes."""
     marked, leaves = _marked(given, mark)
-    search = _Search(marked, leaves, render)
+    search = _Search(marked, leaves, render, source)
     form, text = search.best(known or Form())
     whole = _rendered(given, form, render)
     if text is None:
@@ -96,8 +98,12 @@ def _rendered(given: Conversation, form: Form, render: Render) -> str:
     if form.folded:
         messages = _folded(messages) or messages
     variables = dict(given.variables)
-    if given.tools:
-        variables["tools"] = [_tool(tool, form) for tool in given.tools]
+    tools = [_tool(tool, form) for tool in given.tools]
+    if form.tools_as == "functions":
+        text = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
+        variables |= {"functions": text, "datetime": f"{datetime.now():%b %d %Y %H:%M:%S}"}
+    elif tools:
+        variables[form.tools_as] = tools
     return render(as_dicts(messages, form), variables)
 
 
@@ -254,29 +260,34 @@ def _marked_message(
 class _Search:
     """Tries forms of one marked conversation, each once."""
 
-    def __init__(self, marked: Conversation, leaves: Sequence[Leaf], render: Render) -> None:
+    def __init__(self, marked: Conversation, leaves: Sequence[Leaf], render: Render, source: str) -> None:
         self._marked = marked
+        self._source = source
         self.leaves = leaves
         self.render = render
         self._known: dict[Form, str | None] = {}
 
     def best(self, first: Form) -> tuple[Form, str | None]:
         """The form that loses least, and its text; None when the template refuses every form."""
-        best = first
-        choices = _choices(self._marked)
+        choices = _choices(self._marked, self._source)
+        best = self._better(first, choices)
+        if self._score(best)[0]:  # two things at once may be in the way
+            for combined in itertools.islice(itertools.product(*([{}, *options] for options in choices)), _MOST_TRIES):
+                tried = replace(first, **{k: v for changes in combined for k, v in changes.items()})
+                if not self._score(tried)[0]:
+                    best = self._better(tried, choices)
+                    break
+        return best, self.text(best)
+
+    def _better(self, best: Form, choices: Sequence[Sequence[Mapping[str, Any]]]) -> Form:
+        """`best` with every single change that loses less."""
         for changes in itertools.chain.from_iterable(choices):
             if self._score(best) == (False, 0, 0, 0):
                 break
             tried = replace(best, **changes)
             if self._score(tried) < self._score(best):
                 best = tried
-        if self._score(best)[0]:  # two things at once may be in the way
-            for combined in itertools.islice(itertools.product(*([{}, *options] for options in choices)), _MOST_TRIES):
-                tried = replace(first, **{k: v for changes in combined for k, v in changes.items()})
-                best = min(best, tried, key=self._score)
-                if not self._score(best)[0]:
-                    break
-        return best, self.text(best)
+        return best
 
     def text(self, form: Form) -> str | None:
         if form not in self._known:
@@ -307,7 +318,7 @@ class _Search:
         return found
 
 
-def _choices(marked: Conversation) -> list[list[dict[str, Any]]]:
+def _choices(marked: Conversation, source: str) -> list[list[dict[str, Any]]]:
     """For each thing that a template may want otherwise, the other ways; only those that matter here."""
     messages = marked.messages
     roles = tuple(dict.fromkeys(message.role for message in messages))
@@ -325,6 +336,7 @@ def _choices(marked: Conversation) -> list[list[dict[str, Any]]]:
         found.append([{"short_ids": True}])
     if marked.tools:
         found.append([{"wrapped_tools": False}])
+    found.append([{"tools_as": name} for name in ("xml_tools", "functions") if re.search(rf"\b{name}\b", source)])
     found.append([{"content": "text", "parts_for": (role,)} for role in roles] if len(roles) > 1 else [])
     if any(message.reasoning for message in messages):
         found.append([{"reasoning": "thinking"}, {"reasoning": "reasoning"}])

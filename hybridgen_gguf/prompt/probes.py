@@ -112,7 +112,9 @@ def _marks(probe: _Probe, before: str, between: str, variables: Mapping[str, Any
     quiet = probe.text(prompt=True, variables=_OFF)
     header = begun if before.startswith(begun) and begun != before else ""
     if not header:  # the prompt itself opens the thoughts: see what it is without
-        header = max((_shared(before, other) for other in (without, quiet) if not other.startswith(before)), key=len, default="")
+        header = max(
+            (_shared(before, other) for other in (without, quiet) if not other.startswith(before)), key=len, default=""
+        )
     opening = before[len(header) :].strip() if header else ""
     if not opening or not MARK.search(opening):
         found = list(MARK.finditer(before))
@@ -142,8 +144,10 @@ def _known_marks(probe: _Probe, source: str) -> Marks | None:
     begun = probe.text(prompt=True).rstrip()
     for marks in KNOWN:
         first = marks.open.split("<|message|>")[0]
-        if begun.endswith(marks.open) or marks.close in source and all(
-            piece in source for piece in first.replace("<|channel|>", "<|channel|>\0").split("\0") if piece
+        if (
+            begun.endswith(marks.open)
+            or marks.close in source
+            and all(piece in source for piece in first.replace("<|channel|>", "<|channel|>\0").split("\0") if piece)
         ):
             return marks
     return None

@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MARK = re.compile(
-    r"<[|｜][^<>|｜\n]{1,48}[|｜]>|<[^<>\s]{1,48}>|\[/?[A-Z][A-Z_ ]{2,40}\]|◁/?[^◁▷\s]{1,20}▷"
-)
+MARK = re.compile(r"<[|｜][^<>|｜\n]{1,48}[|｜]>|<[^<>\s]{1,48}>|\[/?[A-Z][A-Z_ ]{2,40}\]|◁/?[^◁▷\s]{1,20}▷")
 """What looks like a mark of a template: <think>, </s>, <|end|>, <｜Assistant｜>, [/THINK]."""
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Reply = tuple[str, str]
@@ -144,7 +144,9 @@ class TooLargeError(Exception):
 
 
 def _render(template: Any, request: dict[str, Any]) -> str:
-    variables = {**template.environment.absent, **request["variables"], "messages": request["messages"]}
+    given = {**request["variables"], "messages": request["messages"]}
+    template.environment.given = _lists_in(given)
+    variables = {**template.environment.absent, **given}
     parts: list[str] = []
     size = 0
     for part in template.generate(**variables):
@@ -153,6 +155,13 @@ def _render(template: Any, request: dict[str, Any]) -> str:
             raise TooLargeError
         parts.append(part)
     return "".join(parts)
+
+
+def _lists_in(value: Any) -> set[int]:
+    """Identities of all lists in the caller's data."""
+    if isinstance(value, dict):
+        return set().union(*(_lists_in(item) for item in value.values()))
+    return {id(value)}.union(*(_lists_in(item) for item in value)) if isinstance(value, list) else set()
 
 
 def _environment(now: str | None) -> Any:
@@ -192,12 +201,30 @@ def _environment(now: str | None) -> Any:
     def tojson(
         value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
-        value = None if isinstance(value, Absent) else value
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        def other(part: object) -> object:  # what filters such as map give, and what is not there
+            if isinstance(part, Absent):
+                return None
+            if isinstance(part, Iterator):
+                return list(part)
+            raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
+        settings = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, default=other, **settings)
+
+    class Environment(ImmutableSandboxedEnvironment):
+        """A template may change the lists that it made itself; some need to."""
+
+        given: set[int]
+
+        def is_safe_attribute(self, thing: Any, attribute: str, value: Any) -> bool:
+            own = (
+                type(thing) is list
+                and attribute in ("append", "extend", "insert", "pop")
+                and id(thing) not in self.given
+            )
+            return own or super().is_safe_attribute(thing, attribute, value)
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
