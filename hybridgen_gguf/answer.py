@@ -1,7 +1,8 @@
 """Tokens of an answer → what to show: thoughts apart from the answer, stop strings in the answer alone.
 
-Knows the marks of a template and the spellings of control tokens; no model, no sampling, no terminal. Invariant: without
-marks it is a `TextStream`; with them the answer's pieces joined are the answer's text cut before the earliest stop string.
+Knows the marks of a template and the spellings of control tokens; no model, no sampling, no terminal.
+Invariant: without marks it is a `TextStream`; with them the answer's pieces joined are the answer, cut before the
+earliest stop string in it.
 """
 
 from __future__ import annotations

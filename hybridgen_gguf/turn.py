@@ -69,6 +69,7 @@ class ThoughtBudget:
         self._closing = marks.closing.encode("utf-8") if marks is not None else b""
         self._vocabulary = vocabulary
         self._count = 0
+        self._tries = 8  # a model may begin to think anew each time
         self._forced: deque[int] = deque()
 
     def next(self, text: AnswerStream) -> int | None:
@@ -76,10 +77,18 @@ class ThoughtBudget:
         if self._budget is None:
             return None
         over = self._count - self._budget
-        if not self._forced and text.thinking and over >= 0:
-            if text.between_characters or over > _LONGEST_CHARACTER:
-                self._forced.extend(self._vocabulary.tokenize(self._closing, False, True))
+        due = text.thinking and over >= 0 and (text.between_characters or over > _LONGEST_CHARACTER)
+        if due and not self._forced and self._tries:
+            self._tries -= 1
+            self._forced.extend(self._closing_tokens())
         return self._forced.popleft() if self._forced else None
+
+    def _closing_tokens(self) -> list[int]:
+        """Tokenized behind a letter: at the start of a text, some vocabularies put a space in front."""
+        letter, both = (self._vocabulary.tokenize(text, False, True) for text in (b"a", b"a" + self._closing))
+        if both[: len(letter)] == letter:
+            return both[len(letter) :]
+        return self._vocabulary.tokenize(self._closing, False, True)
 
     def count(self, text: AnswerStream) -> None:
         """Called before each token is given to `text`."""

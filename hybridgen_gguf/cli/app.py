@@ -22,6 +22,7 @@ from . import measure as cli_plan
 from . import show
 from .bench import merge_words
 from .options import ExplainFlag, JsonFlag, ModelArgument, ModelFlag, PlaceFlags, PromptFlags, SampleFlags, takes
+from .thinking import ThinkFlags
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -72,11 +73,12 @@ def _config_keys(command: Any) -> dict[str, str]:
 
 
 @app.command()
-@takes(ask=PromptFlags, place=PlaceFlags, sampling=SampleFlags)
+@takes(ask=PromptFlags, think=ThinkFlags, place=PlaceFlags, sampling=SampleFlags)
 def run(
     model: ModelArgument = None,
     model_flag: ModelFlag = None,
     ask: PromptFlags = PromptFlags(),
+    think: ThinkFlags = ThinkFlags(),  # noqa: B008  as its neighbours, a frozen group of flags
     place: PlaceFlags = PlaceFlags(),
     sampling: SampleFlags = SampleFlags(),
     json: JsonFlag = False,
@@ -86,9 +88,10 @@ def run(
     explain: ExplainFlag = False,
 ) -> int:
     """Answer one prompt, as it is written. Piped standard input is the prompt."""
-    from .run import run_verb
+    from .run import Output, run_verb
 
-    return run_verb(_one_model(model, model_flag), ask, place, sampling, json, verbose or explain, quiet, dry_run)
+    output = Output(json, verbose or explain, quiet)
+    return run_verb(_one_model(model, model_flag), ask, place, sampling, think, output, dry_run)
 
 
 @app.command()

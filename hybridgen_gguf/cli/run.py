@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import EngineError, UsageError
 from ..plan import Plan
@@ -20,12 +20,14 @@ from ..plan.make import DEFAULT_CONTEXT
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
 from .options import PlaceFlags, PromptFlags, SampleFlags
+from .thinking import ThinkFlags, Thinking, thinking_of
 
 if TYPE_CHECKING:
     from ..generate import GenerateOptions, LanguageModel
     from ..loader import Prepared
     from ..prompt.encode import Prompt
     from ..reply import Reply
+    from ..prompt.renderer import Renderer
 
 _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 
@@ -118,75 +120,101 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
             return bound
 
 
+class Output(NamedTuple):
+    """What is to be shown."""
+
+    as_json: bool
+    verbose: bool
+    quiet: bool
+
+
 def run_verb(
     model: str,
     ask: PromptFlags,
     place: PlaceFlags,
     sampling: SampleFlags,
-    as_json: bool,
-    verbose: bool,
-    quiet: bool,
+    think: ThinkFlags,
+    output: Output,
     dry_run: bool,
 ) -> int:
     """`hgguf run`. The exit code."""
-    from ..generate import GenerateOptions, merged
-    from ..prompt.encode import Message
+    from ..generate import GenerateOptions, merged, without_thoughts
     from ..prompt.template import Renderer
     from ..sample.sampler import check_seed
 
-    question = question_of(ask)
+    question, thinking = question_of(ask), thinking_of(think)
     seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
     path, suggested = find_shown(model)
-    options = merged(
-        GenerateOptions(
-            max_tokens=None if ask.predict < 0 else ask.predict,
-            stop=question.stops,
-            seed=seed,
-            ignore_end=ask.ignore_eos,
-        ),
-        sample_changes(sampling, suggested),
+    options = GenerateOptions(
+        max_tokens=None if ask.predict < 0 else ask.predict,
+        stop=question.stops,
+        seed=seed,
+        ignore_end=ask.ignore_eos,
+        reasoning_budget=thinking.budget,
+        reasoning_format=thinking.form,
     )
+    options = without_thoughts(merged(options, sample_changes(sampling, suggested)), thinking.wanted)
     renderer = None if question.raw or dry_run else Renderer()
     try:
         prepared = _prepare(path, place, _tokens_needed(path, question, ask.predict, place.ctx_size is not None))
         if dry_run:
-            _print_plan(prepared.plan, as_json, explain=verbose)
+            _print_plan(prepared.plan, output.as_json, explain=output.verbose)
             return 0
         with _open(prepared, place) as opened:
-            if question.raw:
-                prompt = opened.encode(question.text)
-            else:
-                messages = [Message("system", question.system)] if question.system else []
-                messages.append(Message("user", question.text))
-                prompt = opened.encode(None, messages, chat_template=ask.chat_template, renderer=renderer)
-            return _answer(opened, prompt, options, as_json, verbose, quiet)
+            prompt = _encode(opened, question, ask.chat_template, thinking, renderer)
+            return _answer(opened, prompt, options, output)
     finally:
         if renderer is not None:
             renderer.close()
 
 
-def _answer(
-    opened: LanguageModel, prompt: Prompt, options: GenerateOptions, as_json: bool, verbose: bool, quiet: bool
-) -> int:
+def _encode(
+    opened: LanguageModel, question: Question, template: str | None, thinking: Thinking, renderer: Renderer | None
+) -> Prompt:
+    from ..prompt.encode import Message
+
+    if question.raw:
+        if thinking != Thinking(None, None, "auto", {}):
+            show.warning("--raw leaves out the chat template, and with it all that is said about thinking")
+        return opened.encode(question.text)
+    messages = [Message("system", question.system)] if question.system else []
+    messages.append(Message("user", question.text))
+    prompt = opened.encode(
+        None,
+        messages,
+        chat_template=template,
+        template_kwargs=thinking.kwargs,
+        reasoning=thinking.wanted,
+        renderer=renderer,
+    )
+    if thinking.budget is not None and prompt.style.marks is None:
+        show.warning("--reasoning-budget has no effect: the chat template marks no thoughts")
+    return prompt
+
+
+def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, output: Output) -> int:
     """Streams the answer to stdout (or prints it whole as JSON) and the statistics to stderr."""
     reply: Reply | None = None
+    thoughts = show.Thoughts(to_stderr=options.reasoning_format == "deepseek" and not output.quiet)
     with interruptible() as cancelled, ExitStack() as bar:
         progress = bar.enter_context(show.progress("reading the prompt"))
         for chunk in opened.run(prompt, options, cancelled=cancelled, progress=progress):
             bar.close()
-            if not as_json:
+            if not output.as_json:
+                thoughts.show(chunk.reasoning)
+                thoughts.end(chunk.text)
                 show.answer(chunk.text)
             reply = chunk.reply
     if reply is None:
         return 1
-    if as_json:
+    if output.as_json:
         show.data(reply.as_json())
     elif not reply.text.endswith("\n"):
         show.answer("\n")
-    if verbose:
+    if output.verbose:
         show.plan_notes(reply.plan)
         show.tier_notes(reply)
-    if not quiet and not as_json:
+    if not output.quiet and not output.as_json:
         show.statistics(reply)
     return 130 if reply.finish_reason == "cancelled" else 0
 

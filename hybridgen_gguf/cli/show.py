@@ -78,6 +78,41 @@ def answer(text: str, *, styled: bool = False) -> None:
     sys.stdout.flush()
 
 
+class Thoughts:
+    """What a model thinks before it answers: dimmed on a terminal, and nothing of it in what a pipe gets."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        """`to_stderr`: where stdout is no terminal, to stderr instead of nowhere."""
+        self._terminal = sys.stdout.isatty()
+        self._to_stderr = to_stderr
+        self._styled = self._terminal and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """A piece of the thoughts, at once."""
+        if not text or not (self._terminal or self._to_stderr):
+            return
+        self._open = True
+        if not self._terminal:
+            self._write_stderr(text)
+        else:
+            answer(f"\x1b[2m{_harmless(text)}\x1b[22m" if self._styled else _harmless(text), styled=True)
+
+    def end(self, text: str) -> None:
+        """An empty line before `text`, the beginning of the answer, if there were thoughts."""
+        if self._open and text:
+            self._open = False
+            if self._terminal:
+                answer("\n\n")
+            else:
+                self._write_stderr("\n")
+
+    def _write_stderr(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(_harmless(text) if sys.stderr.isatty() else text)
+            sys.stderr.flush()
+
+
 def _harmless(text: str) -> str:
     """A model may write escape sequences; a terminal must not obey them."""
     return "".join(c if (c >= " " and c != "\x7f") or c in "\n\t" else "�" for c in text)

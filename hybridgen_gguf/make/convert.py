@@ -178,7 +178,7 @@ def _run(
     try:
         with tempfile.TemporaryDirectory() as modules:
             done = run_job("convert", _job(options, folder, source_dir, made_of), tell, [scratch], _closed(modules))
-        tokens = _check_result(options, scratch, done["tokens"])
+        tokens, left_out = _check_result(options, scratch, done["tokens"], folder.ends)
         model = open_model_file(scratch)
         digest = sha256_of(scratch)
         publish(scratch, options.target)
@@ -188,6 +188,9 @@ def _run(
         warnings += (f"the file splits text differently from the folder's tokenizer: {tokens.first_difference}",)
     elif not tokens.compared:
         warnings += ("the folder's tokenizer could not be opened, so the file's was not compared with it",)
+    if left_out:
+        names = ", ".join(f"{token} '{printable(folder.tokens.get(token, ''), limit=40)}'" for token in left_out)
+        warnings += (f"the file will not end answers at {names}: a GGUF file has no place for so many end tokens",)
     weights = sum(tensor.parameters for tensor in model.tensors)
     types = {kind: sum(t.type == kind for t in model.tensors) for kind in dict.fromkeys(t.type for t in model.tensors)}
     content = {
@@ -218,6 +221,7 @@ def _job(options: ConvertOptions, folder: Folder, source_dir: Path, made_of: Map
         "type": options.type,
         "name": options.name,
         "rows": folder.rows,
+        "ends": list(folder.ends) if len(folder.ends) > 1 else [],
         "pre_tokenizer": options.pre_tokenizer,
         "allow_code": options.trust_remote_code,
         "allow_pickle": options.allow_pickle,
@@ -238,16 +242,24 @@ def _closed(modules: str) -> dict[str, str]:
     }
 
 
-def _check_result(options: ConvertOptions, scratch: Path, expected: list[list[int]] | None) -> TokenCheck:
-    """Opens the file with the engine; compares the tokenizers. A difference in common text is an error."""
+def _check_result(
+    options: ConvertOptions, scratch: Path, expected: list[list[int]] | None, ends: tuple[int, ...]
+) -> tuple[TokenCheck, list[int]]:
+    """Opens the file with the engine; compares the tokenizers, a difference in common text is an error. And the ids of
+    `ends` at which the engine would not end."""
     texts = [*COMMON_TEXTS, *RARE_TEXTS]
     try:
-        job = {"model": str(scratch), "texts": texts, "with_context": True}
-        found = run_job("tokenize", job, None, [scratch])["tokens"]
+        job = {"model": str(scratch), "texts": texts, "with_context": True, "ends": list(ends)}
+        found = run_job("tokenize", job, None, [scratch])
     except EngineError as error:
         raise Failed(f"the engine cannot open what {shown(options.folder)} converts to: {error.what}") from None
+    return _compared(options, found["tokens"], expected), found["not_ends"]
+
+
+def _compared(options: ConvertOptions, found: list[list[int]], expected: list[list[int]] | None) -> TokenCheck:
     if expected is None:
         return TokenCheck(0, True, "")
+    texts = [*COMMON_TEXTS, *RARE_TEXTS]
     compared = sum(map(len, expected))
     differing = [index for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs]
     if not differing:

@@ -55,6 +55,7 @@ def convert_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     return {"tokens": _folder_tokens(transformers, folder, options), "pre_tokenizer": pre.found}
 
 
+_END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 _ALLOW = "for a folder you trust, pass --trust-remote-code or --allow-pickle"
 
 
@@ -85,6 +86,8 @@ class _Adjust:
         base.ModelBase.load_hparams = staticmethod(self._sized_hparams)
         base.TextModel.get_vocab_base_pre = lambda model, tokenizer: self._pre_tokenizer(model, tokenizer)
         base.ModelBase.prepare_metadata = lambda model, vocab_only: self._with_recipe(model, vocab_only)
+        self._prepare_text = base.TextModel.prepare_metadata
+        base.TextModel.prepare_metadata = lambda model, vocab_only: self._with_ends(model, vocab_only)
         setattr(tqdm, "tqdm", lambda **settings: _Bar(self._send, settings.get("total") or 0))  # noqa: B010
 
     def _sized_hparams(self, folder: Path, is_mistral_format: bool) -> Any:
@@ -120,6 +123,15 @@ class _Adjust:
         self._prepare(model, vocab_only)
         for key, value in self._options["metadata"].items():
             model.gguf_writer.add_string(key, value)
+
+    def _with_ends(self, model: Any, vocab_only: bool) -> None:
+        """All end tokens of the folder, as far as there are keys; the converter itself passes over lists."""
+        self._prepare_text(model, vocab_only)
+        writer = model.gguf_writer
+        written = {key: value.value for values in writer.kv_data for key, value in values.items() if key in _END_KEYS}
+        missing = [number for number in self._options["ends"] if number not in written.values()]
+        for key, number in zip([key for key in _END_KEYS if key not in written], missing, strict=False):
+            writer.add_uint32(key, number)
 
 
 class _Bar:

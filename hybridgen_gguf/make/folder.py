@@ -31,7 +31,8 @@ _QUANTIZED_TENSORS = ((".qweight", "GPTQ or AWQ"), (".SCB", "bitsandbytes"), (".
 
 @dataclass(frozen=True)
 class Folder:
-    """`tensors`: name → (dtype, shape), empty for pickles; `rows`: of the token embedding, 0 when unknown."""
+    """`tensors`: name → (dtype, shape), empty for pickles; `rows`: of the token embedding, 0 when unknown; `ends`: ids
+    of the tokens that end an answer, each once, generation_config.json's before config.json's."""
 
     path: Path
     config: Mapping[str, Any]
@@ -41,6 +42,7 @@ class Folder:
     rows: int
     tokens: Mapping[int, str]
     wants_code: tuple[str, ...]
+    ends: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -62,7 +64,19 @@ def read_folder(path: Path, allow_pickle: bool = False) -> Folder:
     tokens = _tokens(path)
     _check_vocabulary(path, rows, tokens)
     wants = tuple(name for name in ("config.json", "tokenizer_config.json") if _json(path / name).get("auto_map"))
-    return Folder(path, config, weights, pickled, tensors, rows, tokens, wants)
+    return Folder(path, config, weights, pickled, tensors, rows, tokens, wants, _ends(path, config))
+
+
+def _ends(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """generation_config.json decides, as in the model's own library; a list in config.json counts as well."""
+    text = config.get("text_config")
+    found: dict[int, None] = {}
+    for holder in (_json(path / "generation_config.json"), config, text if isinstance(text, dict) else {}):
+        given = holder.get("eos_token_id")
+        if isinstance(given, list) or not found:
+            ids = given if isinstance(given, list) else [given]
+            found.update(dict.fromkeys(number for number in ids if type(number) is int and number >= 0))
+    return tuple(found)
 
 
 def hashed_files(folder: Folder) -> tuple[Path, ...]:

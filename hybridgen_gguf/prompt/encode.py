@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..errors import TemplateError, UsageError
@@ -69,7 +69,7 @@ class Prompt:
     text: str
     template: str | None = None
     system_folded: bool = False
-    style: Style = Style()
+    style: Style = field(default_factory=Style)
     thinking: bool = False
 
 

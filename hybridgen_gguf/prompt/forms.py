@@ -25,7 +25,7 @@ Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
 _MOST_TRIES = 64
 _SYSTEM = ("system", "developer")
 _PART = re.compile(r"""['"]type['"]: ?['"]text['"]""")
-_NOTHING = re.compile(r"\b(?:None|null)\b")
+_NOTHING = re.compile("None|null")
 
 
 class Refusal(TemplateError):
@@ -337,7 +337,9 @@ def _choices(marked: Conversation, source: str) -> list[list[dict[str, Any]]]:
     if marked.tools:
         found.append([{"wrapped_tools": False}])
     found.append([{"tools_as": name} for name in ("xml_tools", "functions") if re.search(rf"\b{name}\b", source)])
-    found.append([{"content": "text", "parts_for": (role,)} for role in roles] if len(roles) > 1 else [])
+    if len(roles) > 1:
+        but_one = [tuple(role for role in roles if role != left) for left in roles] if len(roles) > 2 else []
+        found.append([{"content": "text", "parts_for": some} for some in (*((role,) for role in roles), *but_one)])
     if any(message.reasoning for message in messages):
         found.append([{"reasoning": "thinking"}, {"reasoning": "reasoning"}])
     return [options for options in found if options]

@@ -1,12 +1,12 @@
-"""What a template tells about answers: how it ends one, and where thoughts stand. Found by rendering small conversations.
+"""What a template tells about answers: how it ends one, and where thoughts stand. Found by rendering small chats.
 
-Knows no names of models; a function that renders is given to it. Invariant: a template that cannot be asked (it refuses,
-or shows no thoughts) gives an empty answer, never a guess from its name.
+Knows no names of models; a function that renders is given to it. Invariant: a template that cannot be asked (it
+refuses, or shows no thoughts) gives an empty answer, never a guess from its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,9 +144,8 @@ def _known_marks(probe: _Probe, source: str) -> Marks | None:
     begun = probe.text(prompt=True).rstrip()
     for marks in KNOWN:
         first = marks.open.split("<|message|>")[0]
-        if (
-            begun.endswith(marks.open)
-            or marks.close in source
+        if begun.endswith(marks.open) or (
+            marks.close in source
             and all(piece in source for piece in first.replace("<|channel|>", "<|channel|>\0").split("\0") if piece)
         ):
             return marks

@@ -1,8 +1,8 @@
 """Thoughts and answer in what a model writes, by the marks of its chat template. Pure; knows no template and no tokens.
 
 Text only counts as thoughts where a model puts them: at the very start of its answer (or where the prompt opened them),
-and again only behind the template's own header of a further message. Invariant: however the text is cut into pieces, the
-pieces joined are `split(text)`; text without marks in those places comes out whole.
+and again only behind the template's own header of a further message. Invariant: however the text is cut into pieces,
+the pieces joined are `split(text)`; text without marks in those places comes out whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Marks:
         return Marks(other(self.open), other(self.close), other(self.closing), other(self.answer))
 
 
-# Public marks, for templates that only cut thoughts away or leave them to the model. Open, close, what follows the close.
+# Public marks, for templates that only cut thoughts away or leave them to the model.
 _HARMONY = "<|start|>assistant<|channel|>final<|message|>"
 KNOWN = (
     *(

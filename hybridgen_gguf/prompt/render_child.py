@@ -4,10 +4,10 @@ ours.
 A template in a model file is a stranger's program. Jinja's sandbox keeps it from Python's objects, but not from
 `'x' * 30000000000` or 90,000 x 90,000 loops, which no Python-level hook can interrupt; the kernel's limits can.
 
-argv[1]: JSON list, the folders jinja2 may be imported from. stdin: a line of JSON with the template and the limits, then
-a line for each rendering (messages and variables). stdout: for each, a line with the outcome and the number of bytes,
-then UTF-8 text (the rendered text, or the reason). Invariant: the template is not looked at before the limits are set,
-and all renderings together have the time of one.
+argv[1]: JSON list, the folders jinja2 may be imported from. stdin: a line of JSON with the template and the limits,
+then a line for each rendering (messages and variables). stdout: for each, a line with the outcome and the number of
+bytes, then UTF-8 text (the rendered text, or the reason). Invariant: the template is not looked at before the limits
+are set, and all renderings together have the time of one.
 """
 
 from __future__ import annotations

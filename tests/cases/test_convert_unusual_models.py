@@ -98,3 +98,25 @@ def test_d10_a_pickle_that_runs_code_is_refused_even_when_allowed(tmp_path: Path
     with pytest.raises(Failed):
         convert(ConvertOptions(folder, tmp_path / "o.gguf", pre_tokenizer="llama-bpe", allow_pickle=True))
     assert [p.name for p in tmp_path.iterdir()] == ["evil"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a08_every_end_token_of_a_list_ends_or_is_named(tmp_path: Path, file: str) -> None:
+    folder = write_folder(tmp_path / "hf", extra=3, rows=TOKENS + 3)
+    content = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    eos = TOKENS - 1
+    write_json(folder / file, content | {"eos_token_id": [eos, TOKENS, TOKENS + 1, TOKENS + 2, eos]})
+    done = convert(ConvertOptions(folder, tmp_path / "o.gguf", "f32", pre_tokenizer="llama-bpe"))
+    named = [line for line in done.warnings if "will not end answers" in line]
+    assert len(named) == 1
+    assert f"{TOKENS + 2} '<|extra_2|>'" in named[0] and f"{TOKENS + 1} " not in named[0]
+    job = {
+        "model": str(tmp_path / "o.gguf"),
+        "texts": [],
+        "with_context": False,
+        "ends": [*range(TOKENS - 2, TOKENS + 3)],
+    }
+    assert run_job("tokenize", job)["not_ends"] == [TOKENS - 2, TOKENS + 2]
+    metadata = read_header(tmp_path / "o.gguf").metadata
+    keys = [metadata[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")]
+    assert keys == [eos, TOKENS, TOKENS + 1]

@@ -16,13 +16,15 @@ from ..handles import Context, Model
 
 
 def check_job(options: Mapping[str, Any], _send: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """`{tokens}`: the ids of each of `options["texts"]`, without start and end tokens. Raises EngineError."""
+    """`{tokens, not_ends}`: the ids of each of `options["texts"]`, without start and end tokens; those of the ids
+    `options["ends"]`, if given, at which the engine would not end an answer. Raises EngineError."""
     with _open(options["model"]) as model:
         tokens = [model.tokenize(text.encode(), add_special=False, parse_special=False) for text in options["texts"]]
         if model.has_decoder and options["with_context"]:
             with Context(model, ContextSettings(n_ctx=256, n_batch=32, n_ubatch=32)):
                 pass
-        return {"tokens": tokens}
+        ends = [token for token in options.get("ends", ()) if not (token < model.n_vocab and model.is_end(token))]
+        return {"tokens": tokens, "not_ends": ends}
 
 
 def _open(path: str) -> Model:
