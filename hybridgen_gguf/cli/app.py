@@ -78,7 +78,7 @@ def run(
     model: ModelArgument = None,
     model_flag: ModelFlag = None,
     ask: PromptFlags = PromptFlags(),
-    think: ThinkFlags = ThinkFlags(),  # noqa: B008  as its neighbours, a frozen group of flags
+    think: ThinkFlags = ThinkFlags(),
     place: PlaceFlags = PlaceFlags(),
     sampling: SampleFlags = SampleFlags(),
     json: JsonFlag = False,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..generate import GenerateOptions, LanguageModel
     from ..loader import Prepared
     from ..prompt.encode import Prompt
-    from ..reply import Reply
     from ..prompt.renderer import Renderer
+    from ..reply import Reply
 
 _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 
