@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .plan import Plan
-from .prompt import Message
+from .prompt.messages import Message
 from .sample import Draw
 from .sample.types import Scored
 from .text import FinishReason

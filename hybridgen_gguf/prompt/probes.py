@@ -143,11 +143,10 @@ def _known_marks(probe: _Probe, source: str) -> Marks | None:
     """Public marks that the template spells, or that its prompt for an answer ends with."""
     begun = probe.text(prompt=True).rstrip()
     for marks in KNOWN:
-        first = marks.open.split("<|message|>")[0]
-        if begun.endswith(marks.open) or (
-            marks.close in source
-            and all(piece in source for piece in first.replace("<|channel|>", "<|channel|>\0").split("\0") if piece)
-        ):
+        spelled = marks.close in source
+        if marks.answer:  # the end of any message: its opening must be there as well
+            spelled = spelled and all(piece in source for piece in ("<|channel|>", "analysis"))
+        if spelled or begun.endswith(marks.open):
             return marks
     return None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import hgguf
+from command_line import call, refused, spawn
 from pinned_templates import pinned_templates
 from tinygguf import build
 
@@ -34,9 +33,8 @@ QWEN = (
 )
 HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}{% if m.thinking %}<|channel|>analysis"
-    "<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final{% endif %}"
-    "<|message|>{{ m.content }}"
-    "{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}<|end|>{% endif %}{% endfor %}"
+    "<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|channel|>final{% endif %}<|message|>"
+    "{{ m.content }}{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 CONTROL = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|turn_end|>", "[THINK]", "[/THINK]")
@@ -89,6 +87,7 @@ def ask(text: str, template: str | None, **options: Any) -> Reply:
     return model_that_writes(text, template).chat([{"role": "user", "content": "hi"}], temperature=0, **options)
 
 
+ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
 
@@ -102,8 +101,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         (QWEN, "<think>\nx\n</think>\n\ny", "x", "y"),
         (QWEN, "y", "", "y"),
         (HARMONY, f"<|channel|>analysis<|message|>x<|end|>{FINAL}y<|return|>z", "x", "y"),
-        (HARMONY, f"<|channel|>analysis<|message|>a<|end|>"
-         f"<|start|>assistant<|channel|>analysis<|message|>b<|end|>{FINAL}y", "a\nb", "y"),
+        (HARMONY, f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}b<|end|>{FINAL}y", "a\nb", "y"),
         (HARMONY, "<|channel|>final<|message|>y<|return|>", "", "y"),
         (HARMONY, "<|channel|>analysis<|message|>x", "x", ""),
         ("{{ messages[0].content }}[/INST]{# [THINK] [/THINK] #}", "[THINK]x[/THINK]y", "x", "y"),
@@ -207,8 +205,8 @@ OPENING = {  # what the pinned templates' models write around thoughts; every ot
 NONE = (
     "CohereForAI-c4ai-command-r-plus-tool_use", "GigaChat3", "Kimi-K2-Instruct", "LFM2-8B", "MiMo", "MiniMax-M1",
     "Mistral-Small", "NousResearch", "Qwen-Qwen2.5", "Qwen3-Coder", "fireworks", "google-gemma-2",
-    "ibm-granite-granite-4",
-    "meetkai", "meta-llama", "microsoft-Phi", "mistralai-Mistral", "moonshotai", "unsloth-mistral",
+    "ibm-granite-granite-4", "meetkai", "meta-llama", "microsoft-Phi", "mistralai-Mistral", "moonshotai",
+    "unsloth-mistral",
 )  # fmt: skip
 
 
@@ -225,7 +223,7 @@ def test_marks_of_every_pinned_template() -> None:
                 continue
             assert style.marks is not None, name
             assert style.marks.open == OPENING.get(name, "<think>"), name
-            closed = style.marks.close in rendered.tail
+            closed = style.marks.close in rendered.tail.rpartition(style.marks.open)[2]
             assert thoughts_open(rendered.tail, style.marks) == (style.marks.open in rendered.tail and not closed), name
             if style.off:
                 quiet = renderer.render(RenderRequest(**{**vars(request), "variables": style.off}))
@@ -239,12 +237,11 @@ ENDS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|turn_end|>{% end
 
 def test_a08_the_templates_own_turn_end_ends_the_answer(engine: object, tmp_path: Path) -> None:
     path = build(tmp_path / "e1.gguf", ctx=512, extra=["<|turn_end|>"], template=ENDS)
-    with hybridgen_gguf.load(path, n_ctx=256) as model:
-        reply = model.chat([{"role": "user", "content": "hi"}], max_tokens=12, logit_bias=((259, 100.0),))
+    with hybridgen_gguf.load(str(path), n_ctx=256) as model:
+        messages, bias = [{"role": "user", "content": "hi"}], ((259, 100.0),)
+        reply = model.chat(messages, max_tokens=12, logit_bias=bias)
         assert (reply.tokens, reply.finish_reason) == ((), "stop")
-        kept = model.chat(
-            [{"role": "user", "content": "hi"}], max_tokens=3, logit_bias=((259, 100.0),), ignore_end=True
-        )
+        kept = model.chat(messages, max_tokens=3, logit_bias=bias, ignore_end=True)
         assert kept.tokens == (259, 259, 259)
 
 
@@ -256,16 +253,26 @@ def test_a08_the_end_of_thoughts_is_no_end_of_the_answer() -> None:
 def test_flags(engine: object, tmp_path: Path) -> None:
     path = build(tmp_path / "k.gguf", ctx=512, extra=["<think>", "</think>"], template=MENTIONS)
     start = ["run", str(path), "-c", "256", "-p", "hi", "-n", "6", "-l", "259+100"]
-    document = json.loads(hgguf(*start, "--json").stdout)
+    document = spawn(*start, "--json").json
     assert document["text"] == "" and document["reasoning"] == "<think>" * 5
-    shown = hgguf(*start)
-    assert shown.stdout == "\n" and "<think>" not in shown.stderr
-    assert "<think><think>" in hgguf(*start, "--reasoning-format", "deepseek").stderr
-    assert hgguf(*start, "--reasoning-format", "none").stdout == "<think>" * 6 + "\n"
-    quiet = json.loads(hgguf(*start, "--json", "--chat-template-kwargs", '{"enable_thinking": false}').stdout)
+    shown = spawn(*start)
+    assert shown.out == "\n" and "<think>" not in shown.err
+    assert "<think><think>" in spawn(*start, "--reasoning-format", "deepseek").err
+    assert spawn(*start, "--reasoning-format", "none").out == "<think>" * 6 + "\n"
+    quiet = spawn(*start, "--json", "--chat-template-kwargs", '{"enable_thinking": false}').json
     assert quiet["usage"]["prompt_tokens"] > document["usage"]["prompt_tokens"]
-    for wrong in (["--reasoning", "maybe"], ["--reasoning-budget", "-5"], ["--chat-template-kwargs", "[1]"],
-                  ["--reasoning-format", "x"], ["--chat-template-kwargs", '{"messages": 1}']):  # fmt: skip
-        done = hgguf(*start, *wrong)
-        assert done.returncode == 2 and wrong[0] in done.stderr
-    assert "marks no thoughts" in hgguf(*start, "--chat-template", "chatml", "--reasoning-budget", "3").stderr
+    assert "marks no thoughts" in spawn(*start, "--chat-template", "chatml", "--reasoning-budget", "3").err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--reasoning", "maybe"),
+        ("--reasoning-budget", "-5"),
+        ("--reasoning-format", "x"),
+        ("--chat-template-kwargs", "[1]"),
+        ("--chat-template-kwargs", '{"messages": 1}'),
+    ],
+)
+def test_wrong_flags_are_named(capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]) -> None:
+    refused(call(capsys, "run", "none.gguf", "-p", "hi", *wrong), 2, wrong[0])
