@@ -1,8 +1,14 @@
 """Messages → tokens.
 
 encode        raw text or messages to tokens; user text never becomes a control token
-template      which chat template is used, and rendering it in a child process
-render_child  that child: jinja2 in a sandbox, with limits on time, memory and output
+messages      what a caller may say: OpenAI's keys, each carried on or refused by name
+template      which chat template is used
+renderer      rendering it in a child process, in the form that it wants
+forms         how a conversation is written down: text or parts, arguments as objects or JSON
+fitting       which form loses nothing, and what is lost if none does; survival: of single texts
+probes        what a template tells about answers: their ends, and the marks around thoughts
+reasoning     thoughts and answer apart, by those marks
+render_child  the child: jinja2 in a sandbox, with limits on time, memory and output
 templates/    templates for files that bring none
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .forms import Form, Refusal, Render, as_dicts
+from .forms import Form, Refusal, Render, as_dicts, tool_variables
 from .messages import Message
 from .reasoning import KNOWN, MARK, Marks
 
@@ -53,7 +53,7 @@ class _Probe:
     """Renders a question and perhaps an answer."""
 
     def __init__(self, render: Render, mark: str, form: Form, variables: Mapping[str, Any]) -> None:
-        self._render, self._form, self._variables = render, form, dict(variables)
+        self._render, self._form, self._variables = render, form, {**variables, **tool_variables((), form)}
         self.user, self.answer, self.thought = f"{mark}u", f"{mark}a", f"{mark}t"
 
     def text(self, *more: Mapping[str, Any], prompt: bool = False, variables: Mapping[str, Any] | None = None) -> str:

@@ -24,7 +24,8 @@ from typing import Any
 from ..closing import Closing
 from ..errors import TemplateError, UsageError
 from ..units import format_size
-from .forms import Conversation, Form, Refusal, write
+from .fitting import write
+from .forms import Conversation, Form, Refusal
 from .messages import Message
 from .probes import Style, style_of
 

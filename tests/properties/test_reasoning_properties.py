@@ -69,7 +69,7 @@ def test_text_without_marks_at_its_start_comes_out_whole(case: tuple[Marks, str,
 @settings(max_examples=300, deadline=None)
 @given(CASES, st.sampled_from(["auto", "deepseek", "none", "deepseek-legacy"]))
 def test_bytes_and_control_tokens(case: tuple[Marks, str, bool], form: str) -> None:
-    """Each byte a token, the opening mark a control token: the text is shown, no byte twice."""
+    """Each byte a token, the opening mark a control token too: what is shown is the text, nothing twice."""
     marks, text, inside = case
 
     def token_bytes(token: int, special: bool = False) -> bytes:
