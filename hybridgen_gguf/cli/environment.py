@@ -23,6 +23,7 @@ VARIABLES: Final[dict[str, dict[str, str]]] = {
     },
     "Off switches": {
         "HGGUF_CPU_ATTENTION": "`stock`: llama.cpp's own CPU attention.",
+        "HGGUF_CPU_MATRIX": "`stock`: llama.cpp's own CPU matrix products, whose last bits depend on rows and threads.",
         "HGGUF_KV_OVERLAP": "`off`: CPU and device take turns where KV lies in two memories.",
         "HGGUF_KV_PREFETCH": "`off`: prompts copy each layer's host rows when they are needed, not one layer ahead.",
         "HGGUF_PRE_TOKENIZER": "`stock`: text is cut by std::regex, which long runs of a character can crash.",
