@@ -5,7 +5,7 @@ with hybridgen_gguf.load("smollm2-135m") as model:
     print(model.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
     for chunk in model.stream("Once upon a time", max_tokens=40, temperature=0):
         print(chunk.text, end="")
-    print(model.plan.threads)
+    print(model.plan.context.threads)
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DoesNotFit
+from .settings import CELL_STEP
+from .units import round_up
 
 SLOW_STEP = 0.2  # seconds
 Progress = Callable[[int, int], None]
@@ -70,10 +72,11 @@ class Decoder:
     ) -> bool:
         """Reads a prompt. False when `cancelled` became true; the context then holds the chunks read so far."""
         if self.position + len(tokens) > self.context.n_ctx:
+            enough = round_up(self.position + len(tokens) + 1, CELL_STEP)
             raise DoesNotFit(
                 f"the prompt has {len(tokens)} tokens, and the context holds {self.context.n_ctx}",
-                f"give -c {-(-(self.position + len(tokens) + 1) // 256) * 256} or more, or shorten the prompt",
-                {"n_ctx": -(-(self.position + len(tokens) + 1) // 256) * 256},
+                f"give -c {enough} or more, or shorten the prompt",
+                {"n_ctx": enough},
             )
         if cancelled is not None:
             self.context.set_abort(cancelled)

@@ -90,7 +90,7 @@ class LanguageModel(Closing):
         self._native = native
         self._governor = governor
         self._border = border
-        self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.n_batch))
+        self._decoder = Decoder(opened.context, min(_PROMPT_CHUNK, opened.plan.context.n_batch))
         self._device: tuple[tuple[int, bool], DeviceSample] | None = None
         self._owner = Owner("model", self._release)
 

@@ -25,7 +25,7 @@ from .machine.probe import read_hardware
 from .machine.profile import NOT_MEASURED, with_known_rates
 from .model_file.shape import ModelShape, read_shape
 from .model_file.validation import vocabulary_problems
-from .plan import BytesOf, Limits, MemoryUse, Plan, Reason, make_plan
+from .plan import BytesOf, Draft, Limits, MemoryUse, Plan, Reason, make_plan
 from .plan.inputs import device_budgets
 from .plan.search import excess
 from .settings import BufferBytes, ContextSettings, ModelSettings
@@ -85,7 +85,7 @@ def _tuned_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of:
         return None
     plan, place = make_plan(hardware, shape, tuned, bytes_of), found.setting.place
     with_place = placed(tuned, place)
-    if with_place is not None and place is not None and place.n_ctx == plan.n_ctx:
+    if with_place is not None and place is not None and place.n_ctx == plan.context.n_ctx:
         with suppress(DoesNotFit):
             again = make_plan(hardware, shape, with_place, bytes_of)
             plan = plan if excess(again.memory, device_budgets(hardware, limits)) else again
@@ -113,22 +113,22 @@ def oracle(child: Child, shape: ModelShape, hardware: Hardware) -> BytesOf:
     known: dict[tuple[ModelSettings, ContextSettings], tuple[MemoryUse, ...]] = {}
     machine = hardware.memory.total + sum(device.memory_total for device in hardware.devices)
 
-    def bytes_of(plan: Plan) -> tuple[MemoryUse, ...]:
-        key = settings_of(plan)
+    def bytes_of(draft: Draft) -> tuple[MemoryUse, ...]:
+        key = draft.model, draft.context
         if key not in known:
-            guess = _forecast(shape, plan)
+            guess = _forecast(shape, draft.context)
             # Counting takes memory for each cell, so a context that no machine of this size holds is not asked about.
-            absurd = guess[0].total > machine or plan.n_ctx > _MOST_CELLS
+            absurd = guess[0].total > machine or draft.context.n_ctx > _MOST_CELLS
             known[key] = guess if absurd else by_device(child.memory(shape.file.path, *key)) or guess
         return known[key]
 
     return bytes_of
 
 
-def _forecast(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
+def _forecast(shape: ModelShape, context: ContextSettings) -> tuple[MemoryUse, ...]:
     """For an engine that cannot count (no patches): from the header, everything on the host."""
-    kv = shape.kv_bytes(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
-    return (MemoryUse("CPU", shape.bytes_weights, kv, 4 * plan.n_ubatch * shape.n_vocab),)
+    kv = shape.kv_bytes(context.n_ctx, context.type_k, context.type_v, context.n_ubatch)
+    return (MemoryUse("CPU", shape.bytes_weights, kv, 4 * context.n_ubatch * shape.n_vocab),)
 
 
 def by_device(buffers: Sequence[BufferBytes]) -> tuple[MemoryUse, ...]:
@@ -139,24 +139,6 @@ def by_device(buffers: Sequence[BufferBytes]) -> tuple[MemoryUse, ...]:
         weights, kv, compute = sums.get(name, (0, 0, 0))
         sums[name] = (weights + entry.model, kv + entry.context, compute + entry.compute)
     return tuple(MemoryUse(name, *values) for name, values in sorted(sums.items()))
-
-
-def settings_of(plan: Plan) -> tuple[ModelSettings, ContextSettings]:
-    """The engine's settings for a plan."""
-    model = ModelSettings(plan.n_gpu_layers, plan.placement)
-    context = ContextSettings(
-        n_ctx=plan.n_ctx,
-        n_batch=plan.n_batch,
-        n_ubatch=plan.n_ubatch,
-        type_k=plan.kv.type_k,
-        type_v=plan.kv.type_v,
-        flash_attention=plan.flash_attention,
-        threads=plan.threads,
-        threads_batch=plan.threads_batch,
-        n_outputs=plan.n_outputs,
-        placement=plan.placement,
-    )
-    return model, context
 
 
 class Vocabulary:
@@ -245,12 +227,11 @@ class OpenModel(Closing):
 def open_model(prepared: Prepared, progress: Callable[[float], bool] | None = None) -> OpenModel:
     """Opens what was planned. `progress` gets the share read (0 to 1) and may return False to stop."""
     start = time.perf_counter()
-    model_settings, context_settings = settings_of(prepared.plan)
     with ExitStack() as undo:
-        model = undo.enter_context(open_weights(prepared, model_settings, progress))
+        model = undo.enter_context(open_weights(prepared, prepared.plan.model, progress))
         if not model.has_decoder:
             raise UsageError(f"{prepared.path} only makes embeddings, it writes no text", "give a language model")
-        context = undo.enter_context(Context(model, context_settings))
+        context = undo.enter_context(Context(model, prepared.plan.context))
         opened = OpenModel(prepared, model, context, time.perf_counter() - start)
         undo.pop_all()
     return opened

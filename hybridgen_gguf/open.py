@@ -48,13 +48,11 @@ def open_prepared(
     opened = open_model(prepared, progress)
     if note := opened.context.tier_note:
         warnings.warn(f"KV in two memories: {note}", RuntimeWarning, stacklevel=2)
-    plan = prepared.plan
-    governor = Governor(opened.context, plan.threads, plan.threads_batch) if adapt_threads else None
-    layer = next((layer for layer in prepared.shape.layers if layer.n_head_kv and not layer.window), None)
+    asked, layer = prepared.plan.context, prepared.shape.attention_layer
+    governor = Governor(opened.context, asked.threads, asked.threads_batch) if adapt_threads else None
     border = None
-    if adapt_kv and layer is not None and opened.context.tier_counters() is not None:
-        group = max(layer.n_head // layer.n_head_kv, 1)
-        border = Feedback(opened.context, group, plan.placement.tier_cpu_tokens)
+    if adapt_kv and layer is not None and asked.tiers is not None and opened.context.tier_counters() is not None:
+        border = Feedback(opened.context, layer.queries, asked.tiers.cpu_tokens)
     return LanguageModel(opened, native_sampler(opened.model.library.llama), governor, border)
 
 

@@ -17,8 +17,8 @@ from .folders import data_folder
 from .machine.hardware import Hardware
 from .machine.profile import fingerprint_of, write_whole
 from .model_file.shape import ModelShape
-from .plan import Limits
-from .settings import Placement
+from .plan import Draft, Limits
+from .settings import Placement, placement_of
 
 _LOCK_SECONDS = 10.0
 _HEADER_BYTES = 1 << 20
@@ -33,12 +33,16 @@ class Place:
     placement: Placement
     n_ctx: int
 
+    @classmethod
+    def of(cls, draft: Draft) -> Place:
+        return cls(draft.model.n_gpu_layers, draft.placement, draft.context.n_ctx)
+
     def __str__(self) -> str:
         place = self.placement
         words = [f"{self.n_gpu_layers} layers on the device"] if self.n_gpu_layers else ["all on the CPU"]
-        words += [f"{pattern} on the CPU" for pattern, _ in place.overrides]
+        words += [f"{pattern} on the CPU" for pattern, _ in place.patterns]
         words += [] if place.kv_offload or not self.n_gpu_layers else ["KV on the CPU"]
-        words += [] if place.tier_cells is None else [f"{place.tier_cells} cells on the device"]
+        words += [] if place.tiers is None else [f"{place.tiers.cells} cells on the device"]
         return ", ".join(words)
 
 
@@ -99,13 +103,8 @@ def _setting(stored: dict[str, Any]) -> Setting:
     """JSON has lists where a Placement has tuples."""
     place = stored.get("place")
     if place is not None:
-        fields = {name: _tuples(value) for name, value in place["placement"].items()}
-        place = Place(int(place["n_gpu_layers"]), Placement(**fields), int(place["n_ctx"]))
+        place = Place(int(place["n_gpu_layers"]), placement_of(place["placement"]), int(place["n_ctx"]))
     return Setting(**{**stored, "place": place})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 
 
 def remember(key: str, tuned: Tuned, path: Path | None = None) -> Path:

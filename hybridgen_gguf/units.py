@@ -42,3 +42,8 @@ def format_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def round_up(size: int, step: int) -> int:
+    """`size`, or the next multiple of `step` above it."""
+    return -(-size // step) * step

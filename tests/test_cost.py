@@ -8,13 +8,18 @@ import pytest
 from planned import dense, gpu, machine
 
 from hybridgen_gguf.machine.hardware import Hardware, KernelRate
-from hybridgen_gguf.machine.rates import CPU, Product, Rates, Use
+from hybridgen_gguf.machine.rates import CPU, Product, Rates
 from hybridgen_gguf.plan import Limits, MemoryUse, make_plan, predict
-from hybridgen_gguf.plan.cost import CostModel, work_of
+from hybridgen_gguf.plan.cost import CostModel, Use, work_of
+from hybridgen_gguf.settings import ContextSettings
 
 SHAPE = dense(8, 1024, 2816, 16, 4, 32000)
 CARD = machine(8, 60, 28, gpu("GPU0", 8, 400, 30))
-USE = Use(1024, "f16", "f16", 8, 8, 512)
+USE = Use(1024, ContextSettings(1 << 20, threads=8, threads_batch=8))
+
+
+def with_threads(threads: int) -> Use:
+    return replace(USE, context=replace(USE.context, threads=threads))
 
 
 def seconds(hardware: Hardware, use: Use, place: str = CPU, reading: bool = False) -> float:
@@ -43,7 +48,7 @@ def test_a_rate_that_falls_with_depth_never_makes_time_fall() -> None:
 
 def test_a_device_is_faster_and_more_threads_help() -> None:
     assert seconds(CARD, USE, "GPU0") < seconds(CARD, USE)
-    assert seconds(CARD, USE) < seconds(CARD, replace(USE, threads=4)) < seconds(CARD, replace(USE, threads=1))
+    assert seconds(CARD, USE) < seconds(CARD, with_threads(4)) < seconds(CARD, with_threads(1))
 
 
 def test_between_thread_counts() -> None:
@@ -80,9 +85,11 @@ def test_a_device_may_be_faster_with_more_cells() -> None:
         for rate in CARD.devices[0].kernels
     )
     card = replace(CARD, devices=(replace(CARD.devices[0], kernels=quick, read_gbps=4000.0),))
-    layer, use = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv), replace(USE, depth=0)
-    found = [Rates(card).attention("GPU0", layer, use, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
-    same = [Rates(CARD).attention("GPU0", layer, use, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
+    layer, types = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv), USE.types
+    found = [
+        Rates(card).attention("GPU0", layer, types, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)
+    ]
+    same = [Rates(CARD).attention("GPU0", layer, types, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
     assert found == sorted(found) and found[0] == same[0]
     assert found[2] == pytest.approx(same[2] / 2.4) and found[3] == pytest.approx(4 * found[2])
 
@@ -101,12 +108,12 @@ def test_heads_between_the_measured_sizes(place: str, growing: bool) -> None:
     cpu = replace(CARD.cpu, kernels=with_short(CARD.cpu.kernels))
     device = replace(CARD.devices[0], kernels=with_short(CARD.devices[0].kernels), read_gbps=4000.0)
     rates = Rates(replace(CARD, cpu=cpu, devices=(device,), memory=replace(CARD.memory, read=())))
-    plain, use = Rates(replace(CARD, devices=(replace(CARD.devices[0], read_gbps=4000.0),))), replace(USE, depth=0)
+    plain = Rates(replace(CARD, devices=(replace(CARD.devices[0], read_gbps=4000.0),)))
     layer = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv)
     threads = 8 if place == CPU else 0
 
     def took(size: int, cells: int, of: Rates = rates) -> float:
-        return of.attention(place, replace(layer, head_k=size, head_v=size), use, cells, threads, reading=False)
+        return of.attention(place, replace(layer, head_k=size, head_v=size), USE.types, cells, threads, reading=False)
 
     assert took(128, 1024) == pytest.approx(took(128, 1024, plain))
     faster = 2.4 if growing and place != CPU else 1

@@ -13,10 +13,10 @@ from hybridgen_gguf.errors import UsageError
 from hybridgen_gguf.generate import Chunk, GenerateOptions, LanguageModel, Reply, merged
 from hybridgen_gguf.plan import KvPlan, Plan
 from hybridgen_gguf.prompt.encode import Message
+from hybridgen_gguf.settings import ContextSettings, ModelSettings
 
 PLAN = Plan(
-    n_ctx=256, n_gpu_layers=0, n_layers=1, kv=KvPlan("f16", "f16", 0, 256, 0), threads=1, threads_batch=1, n_batch=64,
-    n_ubatch=64, flash_attention="auto",
+    ModelSettings(), ContextSettings(256, n_batch=64, n_ubatch=64), n_layers=1, kv=KvPlan(0, 256, 0),
 )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from hybridgen_gguf.cli.options import PlaceFlags
 from hybridgen_gguf.errors import DoesNotFit, UsageError
 from hybridgen_gguf.machine.hardware import Hardware
 from hybridgen_gguf.model_file.shape import ModelShape
-from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
+from hybridgen_gguf.plan import Draft, Limits, MemoryUse, Plan, make_plan
 from hybridgen_gguf.plan.cost import work_of
-from hybridgen_gguf.settings import Placement
+from hybridgen_gguf.settings import Placement, Tiers
 
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 EXPERTS = moe(12, 1024, 512, 8, 4, 32000, 32, 4)
@@ -29,10 +29,10 @@ class Counter:
     """Counts bytes, and how often it was asked."""
 
     def __init__(self, shape: ModelShape, devices: bool = True) -> None:
-        self.shape, self.devices, self.asked = shape, devices, set[Plan]()
+        self.shape, self.devices, self.asked = shape, devices, set[Draft]()
 
-    def __call__(self, plan: Plan) -> tuple[MemoryUse, ...]:
-        self.asked.add(replace(plan, reasons=(), warnings=()))
+    def __call__(self, plan: Draft) -> tuple[MemoryUse, ...]:
+        self.asked.add(plan)
         used = counted(self.shape, plan)
         return used if self.devices else used[:1]
 
@@ -66,25 +66,27 @@ def test_few_questions() -> None:
     assert len(alone.asked) == 1
     make_plan(CARD, SHAPE, Limits(n_ctx=4096, vram=500 << 20), card)
     assert len(card.asked) <= 12
-    assert len({(plan.placement.tier_cells, plan.n_ubatch) for plan in card.asked}) <= 8
+    assert len({(plan.placement.tiers, plan.context.n_ubatch) for plan in card.asked}) <= 8
 
 
 def test_experts_leave_first() -> None:
     quick = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20), split=1e-6)  # the model is tiny, so crossings must be too
     plan = planned(quick, Limits(n_ctx=4096, vram=300 << 20, goal="decode"), EXPERTS)
-    patterns = [pattern for pattern, _ in plan.placement.overrides if "exps" in pattern]
-    assert patterns and plan.n_gpu_layers >= EXPERTS.n_layers
-    assert all(to == "CPU" for _, to in plan.placement.overrides)
+    patterns = [pattern for pattern, _ in plan.placement.patterns if "exps" in pattern]
+    assert patterns and plan.model.n_gpu_layers >= EXPERTS.n_layers
+    assert all(to == "CPU" for _, to in plan.placement.patterns)
 
 
 def test_what_the_user_fixed_stays() -> None:
     limits = Limits(n_ctx=2000, threads=3, n_gpu_layers=5, n_ubatch=128, type_k="q8_0", type_v="q8_0",
                     placement=Placement(kv_offload=False))  # fmt: skip
     plan = planned(CARD, limits)
-    assert (plan.n_ctx, plan.threads, plan.threads_batch, plan.n_gpu_layers, plan.n_ubatch) == (2048, 3, 3, 5, 128)
-    assert (plan.kv.type_k, plan.placement.kv_offload, plan.placement.overrides) == ("q8_0", False, ())
+    context = plan.context
+    assert (context.n_ctx, context.threads, context.threads_batch, context.n_ubatch) == (2048, 3, 3, 128)
+    assert plan.model.n_gpu_layers == 5 and plan.model.placement == context.placement
+    assert (context.type_k, plan.placement.kv_offload, plan.placement.patterns) == ("q8_0", False, ())
     own = (("blk\\.1\\.", "CPU"),)
-    assert planned(CARD, Limits(placement=Placement(overrides=own))).placement.overrides == own
+    assert planned(CARD, Limits(placement=Placement(overrides=own))).placement.patterns == own
 
 
 def test_every_number_has_a_reason() -> None:
@@ -108,7 +110,7 @@ def test_without_a_profile() -> None:
     plan = planned(bare, Limits(n_ctx=4096, vram=500 << 20))
     assert plan.predicted is None and plan.as_json()["predicted"] is None
     assert any("hgguf profile" in reason.why for reason in plan.reasons)
-    assert plan.n_gpu_layers > 0
+    assert plan.model.n_gpu_layers > 0
 
 
 @pytest.mark.parametrize("goal", ["decode", "prompt"])
@@ -156,7 +158,7 @@ def test_no_gpu() -> None:
 def test_the_context_shrinks_to_free_memory_unless_it_was_asked_for() -> None:
     small = machine(8, 45, 0.9)
     plan = planned(small, Limits())
-    assert plan.n_ctx < 8192 and "capped" in plan.warnings[0]
+    assert plan.context.n_ctx < 8192 and "capped" in plan.warnings[0]
 
 
 def test_work_counts_every_weight_once() -> None:
@@ -171,25 +173,27 @@ def test_arguments_of_llama_cpp() -> None:
     plan = planned(CARD, Limits(n_ctx=4096, vram=450 << 20, placement=Placement(use_mmap=False, use_mlock=True)))
     text = " ".join(plan.as_arguments())
     assert "--fit off -c 4096 -ngl" in text and text.endswith("-lm mlock")
-    assert not any("," in pattern for pattern, _ in plan.placement.overrides), "llama.cpp splits -ot at commas"
+    assert not any("," in pattern for pattern, _ in plan.placement.patterns), "llama.cpp splits -ot at commas"
 
 
 def test_a_saved_plan_carries_its_whole_placement(tmp_path: Path) -> None:
     placement = Placement(
-        overrides=(("blk\\.1\\.", "CPU"),), devices=("GPU0", "GPU1"), split_mode="row", main_gpu=1,
-        tensor_split=(3.0, 1.0), use_mmap=False, use_mlock=True, kv_offload=False, tier_cells=512, tier_type="q8_0",
-        tier_policy="recent", tier_cpu_tokens=2, tier_share=0.25,
+        overrides=(("blk\\.1\\.", "CPU"),), on_host=("blk.2.ffn_up.weight", "output.weight"),
+        devices=("GPU0", "GPU1"), split_mode="row", main_gpu=1,
+        tensor_split=(3.0, 1.0), use_mmap=False, use_mlock=True, kv_offload=False,
+        tiers=Tiers(512, "q8_0", "recent", cpu_tokens=2, share=0.25),
     )  # fmt: skip
     assert all(getattr(placement, f.name) != getattr(Placement(), f.name) for f in fields(Placement)), "one is left out"
-    plan = replace(planned(CARD, Limits(n_ctx=4096)), flash_attention="on", placement=placement)
+    plan = planned(CARD, Limits(n_ctx=4096)).with_placement(placement)
+    plan = replace(plan, context=replace(plan.context, flash_attention="on"))
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps({"plan": plan.as_json()}), encoding="utf-8")
     limits = limits_of(PlaceFlags(plan=str(saved)))
     assert limits.placement == placement
-    assert (limits.n_ctx, limits.n_gpu_layers, limits.flash_attention) == (4096, plan.n_gpu_layers, "on")
+    assert (limits.n_ctx, limits.n_gpu_layers, limits.flash_attention) == (4096, plan.model.n_gpu_layers, "on")
     other = limits_of(PlaceFlags(plan=str(saved), kv_vram="1GiB", flash_attn="off", device="GPU1")).placement
-    assert (other.tier_cells, other.tier_type, other.devices) == (None, None, ("GPU1",)), "flags win"
-    old = {key: value for key, value in plan.as_json().items() if not hasattr(placement, key)}
+    assert (other.tiers, other.devices) == (None, ("GPU1",)), "flags win"
+    old = {key: value for key, value in plan.as_json().items() if not hasattr(placement, key) and "tier_" not in key}
     saved.write_text(json.dumps(old), encoding="utf-8")
     assert limits_of(PlaceFlags(plan=str(saved))).placement == Placement()
 
@@ -200,9 +204,11 @@ def test_batches_grow_where_prompts_gain() -> None:
     big = moe(48, 2048, 768, 32, 4, 151936, 128, 8)
 
     def size(goal: str, depth: int = 6000, n_ubatch: int | None = None) -> int:
-        return planned(CARD, Limits(n_ctx=8192, vram=6 * GIB, depth=depth, n_ubatch=n_ubatch, goal=goal), big).n_ubatch
+        return planned(
+            CARD, Limits(n_ctx=8192, vram=6 * GIB, depth=depth, n_ubatch=n_ubatch, goal=goal), big
+        ).context.n_ubatch
 
     assert size("prompt") > 512 and size("mixed") == 2048
     assert size("decode") == 512 and size("mixed", depth=300) == 512 and size("prompt", n_ubatch=256) == 256
     small = planned(CARD, Limits(n_ctx=8192, depth=6000))
-    assert small.n_ubatch == 512, "all fits"
+    assert small.context.n_ubatch == 512, "all fits"

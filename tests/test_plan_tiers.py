@@ -9,9 +9,8 @@ from planned import GIB, counted, dense, gpu, machine, moe
 
 from hybridgen_gguf.errors import EngineError, UsageError
 from hybridgen_gguf.machine.hardware import Hardware
-from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
-from hybridgen_gguf.plan.tiers import STEP
-from hybridgen_gguf.settings import Placement
+from hybridgen_gguf.plan import Draft, Limits, MemoryUse, Plan, make_plan
+from hybridgen_gguf.settings import CELL_STEP, Placement
 
 SHAPE = dense(16, 2048, 5632, 16, 4, 32000)
 CARD = machine(8, 45, 14, gpu("GPU0", 7.2, 250, 20))
@@ -22,7 +21,7 @@ CONTEXT = 32768
 
 
 def planned(limits: Limits, hardware: Hardware = CARD) -> Plan:
-    def count(plan: Plan) -> tuple[MemoryUse, ...]:
+    def count(plan: Draft) -> tuple[MemoryUse, ...]:
         return counted(SHAPE, plan) if hardware.devices else counted(SHAPE, plan)[:1]
 
     return make_plan(hardware, SHAPE, limits, count)
@@ -35,17 +34,19 @@ def why(plan: Plan) -> str:
 @pytest.mark.parametrize("mib", [1, 10, 100, 300, 511])
 def test_as_many_cells_as_fit(mib: int) -> None:
     plan = planned(Limits(n_ctx=CONTEXT, kv_vram=mib << 20, kv_ram_type="q8_0"))
-    cells = plan.placement.tier_cells
+    tiers = plan.placement.tiers
+    assert tiers is not None
+    cells = tiers.cells
     per_cell = SHAPE.kv_bytes(CONTEXT) // CONTEXT
-    assert cells is not None and cells % STEP == 0
-    assert cells * per_cell <= mib << 20 < (cells + STEP) * per_cell
-    assert (plan.placement.tier_type, plan.flash_attention) == ("q8_0", "on")
+    assert cells % CELL_STEP == 0
+    assert cells * per_cell <= mib << 20 < (cells + CELL_STEP) * per_cell
+    assert (tiers.type, plan.context.flash_attention) == ("q8_0", "on")
     assert f"{cells} cells on the device, {CONTEXT - cells} in host memory" in why(plan)
 
 
 def test_what_fits_has_one_memory() -> None:
     plan = planned(Limits(n_ctx=CONTEXT, kv_vram=4 * GIB))
-    assert plan.placement.tier_cells is None and "one memory" in why(plan)
+    assert plan.placement.tiers is None and "one memory" in why(plan)
     assert plan.kv == planned(Limits(n_ctx=CONTEXT)).kv
 
 
@@ -67,37 +68,37 @@ def test_what_excludes_two_tiers(asked: dict[str, object]) -> None:
 def test_an_engine_that_cannot_part_the_cache_keeps_it_in_one_memory() -> None:
     """The planner asks for two tiers by itself where they seem faster, and takes no for an answer."""
 
-    def count(plan: Plan) -> tuple[MemoryUse, ...]:
-        if plan.placement.tier_cells is not None:
+    def count(plan: Draft) -> tuple[MemoryUse, ...]:
+        if plan.placement.tiers is not None:
             raise EngineError("heads of 80 have no kernel for two tiers")
         return counted(SHAPE, plan)
 
     plan = make_plan(CARD, SHAPE, Limits(n_ctx=131072, vram=3 * GIB, goal="decode"), count)
-    assert plan.placement.tier_cells is None
+    assert plan.placement.tiers is None
     told = [reason for reason in plan.reasons if reason.name == "kv tiers"]
     assert not told or "no kernel" in told[0].why
 
 
 def test_a_type_alone_leaves_the_border_to_the_planner() -> None:
     plan = planned(Limits(n_ctx=CONTEXT, kv_ram_type="q8_0", vram=GIB))
-    assert plan.placement.tier_cells is None or plan.placement.tier_type == "q8_0"
+    assert plan.placement.tiers is None or plan.placement.tiers.type == "q8_0"
 
 
 def test_no_device_holds_a_cache_that_is_not_offloaded() -> None:
     plan = planned(Limits(n_ctx=CONTEXT, vram=GIB, placement=Placement(kv_offload=False)))
-    assert plan.placement.tier_cells is None
+    assert plan.placement.tiers is None
     assert all(use.kv == 0 for use in plan.memory if use.device != "CPU")
 
 
 def test_a_device_too_small_for_anything_is_left_out() -> None:
     """The engine takes scratch of a device that holds no layer, unless it is told to use none."""
 
-    def count(plan: Plan) -> tuple[MemoryUse, ...]:
+    def count(plan: Draft) -> tuple[MemoryUse, ...]:
         host = counted(SHAPE, plan)[0]
         return (host,) if plan.placement.devices == () else (host, MemoryUse("GPU0", 0, 0, GIB))
 
     plan = make_plan(CARD, SHAPE, Limits(n_ctx=4096, vram=1 << 20), count)
-    assert (plan.n_gpu_layers, plan.placement.devices) == (0, ())
+    assert (plan.model.n_gpu_layers, plan.placement.devices) == (0, ())
     assert any(reason.name == "devices" and "scratch" in reason.why for reason in plan.reasons)
 
 
@@ -105,10 +106,10 @@ def test_a_part_of_a_layer_that_the_engine_finds_too_much_stays_on_the_host() ->
     """Part of a layer fills what is left of a budget; the engine has the last word."""
     limits = Limits(n_ctx=4096, vram=120 << 20, goal="decode")
 
-    def in_part(plan: Plan) -> bool:
-        return any(pattern.count("exps") == 1 for pattern, _ in plan.placement.overrides)
+    def in_part(plan: Draft) -> bool:
+        return any(pattern.count("exps") == 1 for pattern, _ in plan.placement.patterns)
 
-    def count(plan: Plan) -> tuple[MemoryUse, ...]:
+    def count(plan: Draft) -> tuple[MemoryUse, ...]:
         used = counted(EXPERTS, plan)
         return (used[0], *(replace(use, compute=GIB) for use in used[1:])) if in_part(plan) else used
 

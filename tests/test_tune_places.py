@@ -15,10 +15,10 @@ from hybridgen_gguf.cli.measuring import _searched
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import EngineError
 from hybridgen_gguf.loader import prepare
-from hybridgen_gguf.plan import Limits, MemoryUse, Plan, make_plan
+from hybridgen_gguf.plan import Draft, Limits, MemoryUse, Plan, make_plan
 from hybridgen_gguf.plan.cost import work_of
-from hybridgen_gguf.plan.make import heavy_on_host
-from hybridgen_gguf.settings import Placement
+from hybridgen_gguf.plan.search import heavy_layers
+from hybridgen_gguf.settings import Placement, Tiers
 from hybridgen_gguf.tune.places import Places, applied, may_vary, near
 from hybridgen_gguf.tune.search import Sample, axes_of, search, start_of
 from hybridgen_gguf.tuned import Place, Setting, Tuned, recall, remember
@@ -35,46 +35,50 @@ def planned(**limits: object) -> Plan:
 
 
 def setting_of(plan: Plan) -> Setting:
-    return replace(start_of(plan), place=Place(plan.n_gpu_layers, plan.placement, plan.n_ctx))
+    return replace(start_of(plan), place=Place.of(plan))
+
+
+def heavy_on_host(plan: Draft) -> frozenset[int]:
+    return heavy_layers(WORK, plan.placement)
 
 
 def test_one_step_away() -> None:
-    plan = replace(planned(), n_gpu_layers=10, placement=Placement())
-    found = {(p.n_gpu_layers, len(heavy_on_host(p)), p.placement.kv_offload) for p in near(plan, WORK)}
+    plan = planned().with_placement(Placement(), 10)
+    found = {(p.model.n_gpu_layers, len(heavy_on_host(p)), p.placement.kv_offload) for p in near(plan, WORK)}
     assert found == {(11, 0, True), (9, 0, True), (10, 1, True), (11, 1, True), (10, 0, False)}
 
 
 def test_a_part_on_the_cpu_comes_back() -> None:
-    plan = replace(planned(), n_gpu_layers=17, placement=Placement())
+    plan = planned().with_placement(Placement(), 17)
     more = next(p for p in near(plan, WORK) if heavy_on_host(p))
-    assert heavy_on_host(more) == {0} and more.n_gpu_layers == 17
-    assert any(not heavy_on_host(p) and p.n_gpu_layers == 17 for p in near(more, WORK))
+    assert heavy_on_host(more) == {0} and more.model.n_gpu_layers == 17
+    assert any(not heavy_on_host(p) and p.model.n_gpu_layers == 17 for p in near(more, WORK))
 
 
 def test_experts_stay_together() -> None:
     shape = moe(6, 512, 256, 8, 4, 32000, 16, 4)
-    plan = replace(planned(), n_layers=6, n_gpu_layers=7, placement=Placement())
-    kept = [p.placement.overrides for p in near(plan, work_of(shape)) if heavy_on_host(p)]
+    plan, work = planned().with_placement(Placement(), 7), work_of(shape)
+    kept = [p.placement.patterns for p in near(plan, work) if heavy_layers(work, p.placement)]
     assert kept and all("exps" in pattern for ((pattern, _),) in kept)
 
 
 def test_ends_of_the_range() -> None:
-    none = replace(planned(), n_gpu_layers=0, placement=Placement())
-    assert {p.n_gpu_layers for p in near(none, WORK)} == {1}
-    every = replace(none, n_gpu_layers=17)
-    assert max(p.n_gpu_layers for p in near(every, WORK)) == 17
+    none = planned().with_placement(Placement(), 0)
+    assert {p.model.n_gpu_layers for p in near(none, WORK)} == {1}
+    every = none.with_layers(17)
+    assert max(p.model.n_gpu_layers for p in near(every, WORK)) == 17
 
 
 def test_a_border_between_tiers_moves() -> None:
-    parted = Placement(tier_cells=1024)
-    plan = replace(planned(), n_gpu_layers=17, placement=parted)
-    cells = {p.placement.tier_cells for p in near(plan, WORK)}
+    parted = Placement(tiers=Tiers(1024))
+    plan = planned().with_placement(parted, 17)
+    cells = {p.placement.tiers and p.placement.tiers.cells for p in near(plan, WORK)}
     assert cells == {768, 1024, 1280}
     assert all(p.placement.kv_offload for p in near(plan, WORK))
 
 
 def test_only_what_fits() -> None:
-    def bytes_of(plans: Sequence[Plan]) -> list[tuple[MemoryUse, ...]]:
+    def bytes_of(plans: Sequence[Draft]) -> list[tuple[MemoryUse, ...]]:
         return [counted(SHAPE, plan) for plan in plans]
 
     plan = planned()
@@ -110,7 +114,7 @@ class Layered:
         assert setting.place is not None
         if setting.place.n_gpu_layers > 12:
             raise EngineError("no memory on the device")
-        kept = heavy_on_host(applied(replace(planned(), n_gpu_layers=0), setting))
+        kept = heavy_on_host(applied(planned().with_layers(0), setting))
         seconds = 0.02 * (1 - setting.place.n_gpu_layers / 20 + len(kept) / 40)
         return Sample(seconds, seconds / 5)
 
@@ -119,7 +123,7 @@ class Layered:
 
 
 def test_the_search_follows_layers_and_survives_what_cannot_be_opened() -> None:
-    plan = replace(planned(), n_gpu_layers=9, placement=Placement())
+    plan = planned().with_placement(Placement(), 9)
     places = Places(plan, WORK, {"CPU": 1}, lambda plans: [() for _ in plans])
     fixed = Limits(threads=1, n_ubatch=512, type_k="q8_0", flash_attention="on")
     result = search(Layered(), setting_of(plan), axes_of(fixed, 1, ("f16",), places.around), "decode", 512)
@@ -156,7 +160,7 @@ def test_remembered_and_put_to_use(
     remember(key, entry)
     assert recall(key) == entry
     used = prepare(model, limits, rpc=(rpc_device,), use_tuned=True).plan
-    assert (used.n_gpu_layers, used.placement) == (1, place.placement)
+    assert (used.model.n_gpu_layers, used.placement) == (1, place.placement)
 
     tuned_or_not = [
         prepare(model, replace(limits, n_ctx=256), rpc=(rpc_device,), use_tuned=t).plan for t in (True, False)
@@ -166,5 +170,5 @@ def test_remembered_and_put_to_use(
     too_much = replace(entry, setting=replace(entry.setting, place=Place(5, Placement(), 512)))
     remember(key, too_much)  # as if less memory were free than when it was tuned
     used = prepare(model, limits, rpc=(rpc_device,), use_tuned=True).plan
-    assert used.n_gpu_layers == plain.plan.n_gpu_layers < 5
+    assert used.model.n_gpu_layers == plain.plan.model.n_gpu_layers < 5
     assert any(reason.name == "tune" for reason in used.reasons)

@@ -49,7 +49,7 @@ class TieredContext(Protocol):
 class Feedback:
     """Called after each token written; moves the border when the measured rates say so.
 
-    The CPU's rate comes from the engine's counters. The way that is not in use is tried for two tokens now and then.
+    The CPU's rate comes from the engine's counters. The way that is not in use is tried for a few tokens now and then.
     """
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,7 +16,8 @@ from typing import Any, BinaryIO
 
 from ..errors import NotFound, UsageError
 from ..plan import GOALS, Limits
-from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement
+from ..plan.buffers import EXPERTS, tensor_pattern
+from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement, Tiers, name_patterns
 from ..units import format_size, parse_size
 from .options import PlaceFlags, PromptFlags, SampleFlags
 
@@ -62,8 +62,9 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
             use_mmap=not flags.no_mmap,
             use_mlock=flags.mlock,
             kv_offload=not flags.no_kv_offload,
-            tier_policy=_one_of("--kv-policy", flags.kv_policy, KV_POLICIES),
         ),
+        kv_policy=_one_of("--kv-policy", flags.kv_policy, KV_POLICIES),
+        strict=flags.strict,
         goal=_one_of("--goal", flags.goal, GOALS),
         depth=flags.depth,
     )
@@ -130,14 +131,11 @@ def _overrides(texts: Sequence[str], cpu_experts: int | None) -> tuple[tuple[str
         pattern, equals, buffer_type = part.rpartition("=")
         if not equals or not pattern or not buffer_type or "\0" in part:
             raise UsageError(f"-ot {part} is not PATTERN=TYPE", "for example -ot 'ffn_.*_exps=CPU'")
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise UsageError(f"-ot {part} holds no regular expression: {error}", "write \\( for a bracket") from None
+        tensor_pattern(pattern, part)
         pairs.append((pattern, buffer_type))
     layers = _in_range("-ncmoe", cpu_experts or 0, 0, _MOST_LAYERS)
     if layers:  # one pattern: the engine compiles each pattern again for each tensor
-        pairs.append((rf"blk\.({_up_to(layers - 1)})\.ffn_(up|down|gate)_(ch|)exps", "CPU"))
+        pairs.append((rf"blk\.({_up_to(layers - 1)}){EXPERTS}", "CPU"))
     return tuple(pairs)
 
 
@@ -184,8 +182,7 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
         raise NotFound(f"the plan {name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UsageError(f"{name} is not a plan", "make one with `hgguf plan MODEL --json > plan.json`") from None
-    if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
-        place |= dict.fromkeys(("tier_cells", "tier_type", "tier_cpu_tokens", "tier_share"))
+    limits, place["tiers"] = _merged_tiers(limits, place["tiers"])
     left_open = {key: value for key, value in fixed.items() if getattr(limits, key) is None}
     kinds = {key: value for key, value in kinds.items() if getattr(limits, key) == getattr(Limits(), key)}
     default = Placement()
@@ -196,10 +193,12 @@ def _from_plan_file(name: str, limits: Limits) -> Limits:
 
 def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a saved plan says about placement; older ones lack some of it."""
-    devices, cells, kind = plan.get("devices"), plan.get("tier_cells"), plan.get("tier_type")
-    border, share = plan.get("tier_cpu_tokens"), plan.get("tier_share")
+    devices, on_host = plan.get("devices"), tuple(str(name) for name in plan.get("on_host", ()))
+    ours = {(pattern, "CPU") for pattern in name_patterns(on_host)}
+    overrides = _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None)
     return {
-        "overrides": _overrides([f"{pattern}={to}" for pattern, to in plan.get("overrides", ())], None),
+        "overrides": tuple(pair for pair in overrides if pair not in ours),
+        "on_host": on_host,
         "devices": None if devices is None else tuple(str(device) for device in devices),
         "split_mode": _one_of("--plan", str(plan.get("split_mode", "layer")), SPLIT_MODES),
         "main_gpu": _in_range("--plan: main_gpu", int(plan.get("main_gpu", 0)), 0, _MOST_DEVICES - 1),
@@ -207,12 +206,31 @@ def _place_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "use_mmap": bool(plan.get("use_mmap", True)),
         "use_mlock": bool(plan.get("use_mlock", False)),
         "kv_offload": bool(plan.get("kv_offload", True)),
-        "tier_cells": None if cells is None else _in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
-        "tier_type": None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
-        "tier_cpu_tokens": None if border is None else _in_range("--plan: tier_cpu_tokens", int(border), 0, 1 << 20),
-        "tier_share": None if share is None else min(max(float(share), 0.0), 1.0),
-        "tier_policy": _one_of("--plan: tier_policy", str(plan.get("tier_policy", "fill")), KV_POLICIES),
+        "tiers": _tiers_of(plan),
     }
+
+
+def _tiers_of(plan: Mapping[str, Any]) -> Tiers | None:
+    cells, kind, border, share = (plan.get(f"tier_{name}") for name in ("cells", "type", "cpu_tokens", "share"))
+    if cells is None:
+        return None
+    return Tiers(
+        cells=_in_range("--plan: tier_cells", int(cells), 0, (1 << 31) - 1),
+        type=None if kind is None else _one_of("--plan: tier_type", str(kind), _RAM_TYPES),
+        policy=_one_of("--plan: tier_policy", str(plan.get("tier_policy", "fill")), KV_POLICIES),
+        cpu_tokens=None if border is None else _in_range("--plan: tier_cpu_tokens", int(border), 0, 1 << 20),
+        share=None if share is None else min(max(float(share), 0.0), 1.0),
+    )
+
+
+def _merged_tiers(limits: Limits, saved: Tiers | None) -> tuple[Limits, Tiers | None]:
+    """The limits, and a saved plan's tiers where the flags leave them; a policy is kept in either case."""
+    if saved is None:
+        return limits, None
+    policy = saved.policy if limits.kv_policy == Limits().kv_policy else limits.kv_policy
+    if limits.kv_vram is not None or limits.kv_ram_type is not None:  # the flags say how KV lies
+        return replace(limits, kv_policy=policy), None
+    return limits, replace(saved, policy=policy)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..loader import Prepared
     from ..machine.profile import Profile
     from ..model_file.shape import ModelShape
-    from ..plan import Limits, MemoryUse, Plan, Predicted
+    from ..plan import Draft, Limits, MemoryUse, Plan, Predicted
     from ..tune.search import Search, Trial
     from ..tuned import Setting
 
@@ -187,9 +187,10 @@ def _searched(prepared: Prepared, limits: Limits, seconds: float, quality: float
     from ..plan import predict
     from ..plan.cost import work_of
     from ..plan.inputs import device_budgets, host_budget
+    from ..plan.types import ANSWER_TOKENS
     from ..tune.meter import EngineMeter
     from ..tune.places import Places, applied, may_vary
-    from ..tune.search import ANSWER_TOKENS, axes_of, search, start_of
+    from ..tune.search import axes_of, search, start_of
     from ..tuned import Place
 
     shape, plan, hardware = prepared.shape, prepared.plan, prepared.hardware
@@ -197,10 +198,10 @@ def _searched(prepared: Prepared, limits: Limits, seconds: float, quality: float
     budgets = {**device_budgets(hardware, limits), "CPU": host_budget(hardware, limits)}
     start, cpu, goal_depth = start_of(plan), hardware.cpu, limits.depth or 512
     if len(budgets) > 1 and may_vary(limits, plan):
-        start = replace(start, place=Place(plan.n_gpu_layers, plan.placement, plan.n_ctx))
+        start = replace(start, place=Place.of(plan))
     with _status("tuning") as say:
         say("reading weights")
-        meter = EngineMeter(prepared, seconds, min(goal_depth, max(plan.n_ctx - ANSWER_TOKENS, 64)))
+        meter = EngineMeter(prepared, seconds, min(goal_depth, max(plan.context.n_ctx - ANSWER_TOKENS, 64)))
         try:
             asked = _Asked(prepared, meter.close)
             places = Places(plan, work, budgets, asked)
@@ -225,11 +226,11 @@ class _Asked:
         self._prepared, self._release = prepared, release
         self._known: dict[object, tuple[MemoryUse, ...]] = {}
 
-    def __call__(self, plans: Sequence[Plan]) -> list[tuple[MemoryUse, ...]]:
+    def __call__(self, plans: Sequence[Draft]) -> list[tuple[MemoryUse, ...]]:
         from ..engine.child import Child
-        from ..loader import oracle, settings_of
+        from ..loader import oracle
 
-        keys = [settings_of(plan) for plan in plans]
+        keys = [(plan.model, plan.context) for plan in plans]
         if any(key not in self._known for key in keys):
             self._release()
             with Child(self._prepared.rpc) as child:

@@ -64,7 +64,8 @@ class PlaceFlags:
         ),
     ] = None
     vram: Annotated[
-        str | None, _flag(PLACE, "Bytes that may be taken of each GPU, such as 6GiB.", "--vram", metavar="SIZE")
+        str | None,
+        _flag(PLACE, "Bytes that may be taken of each GPU, such as 6GiB; 0: the CPU alone.", "--vram", metavar="SIZE"),
     ] = None
     ram: Annotated[str | None, _flag(PLACE, "Bytes of host memory that may be taken.", "--ram", metavar="SIZE")] = None
     threads: Annotated[int | None, _flag(PLACE, "Threads for writing.", "-t", "--threads", llama="THREADS")] = None
@@ -172,6 +173,9 @@ class PlaceFlags:
         _flag(PLACE, "Tokens expected in the context; none: what prompt and answer need, or half of it.", "--depth"),
     ] = None
     no_tuned: Annotated[bool, _flag(PLACE, "Ignore what `hgguf tune` found.", "--no-tuned")] = False
+    strict: Annotated[
+        bool, _flag(PLACE, "Settings without an effect, such as -ot that matches no tensor, are an error.", "--strict")
+    ] = False
 
 
 @dataclass(frozen=True)

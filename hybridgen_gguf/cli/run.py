@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..prompt.renderer import Renderer
     from ..reply import Reply
 
+#: fields of a context that a measurement depends on
+_CONTEXT_NAMES = ("threads", "threads_batch", "n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attention")
 _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 
 
@@ -225,9 +227,9 @@ def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form:
         raise UsageError(f"--format {form} is not known", "one of: table, args")
     path, _ = find_shown(model)
     made = _prepare(path, place).plan
-    if form == "args" and made.placement.tier_cells is not None:
+    if form == "args" and made.placement.tiers is not None:
         show.warning("this plan keeps KV in two memories, which stock llama.cpp cannot: its flags here are the nearest")
-        plain = replace(place, plan=None, ctx_size=made.n_ctx, kv_vram=None, kv_ram_type=None)
+        plain = replace(place, plan=None, ctx_size=made.context.n_ctx, kv_vram=None, kv_ram_type=None)
         made = _prepare(path, plain, stock_only=True).plan
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
@@ -269,7 +271,7 @@ def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repea
     with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
         context, plan = opened.opened.context, prepared.plan
         for record in run_tests(
-            context, tests, repeats, cancelled, n_vocab=opened.opened.model.n_vocab, chunk=plan.n_batch
+            context, tests, repeats, cancelled, n_vocab=opened.opened.model.n_vocab, chunk=plan.context.n_batch
         ):
             records.append(record)
             progress(len(records), len(tests))
@@ -289,13 +291,6 @@ def bench_settings(path: Path, plan: Plan) -> dict[str, object]:
         "engine": library.commit,
         "patches": list(library.patches),
         "switches": {switch.name: switch.value for switch in library.switches()},
-        "threads": plan.threads,
-        "threads_batch": plan.threads_batch,
-        "n_gpu_layers": plan.n_gpu_layers,
-        "n_ctx": plan.n_ctx,
-        "n_batch": plan.n_batch,
-        "n_ubatch": plan.n_ubatch,
-        "type_k": plan.kv.type_k,
-        "type_v": plan.kv.type_v,
-        "flash_attention": plan.flash_attention,
+        "n_gpu_layers": plan.model.n_gpu_layers,
+        **{name: getattr(plan.context, name) for name in _CONTEXT_NAMES},
     }

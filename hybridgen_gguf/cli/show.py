@@ -169,10 +169,10 @@ def plan(made: Plan, *, explain: bool) -> None:
     table("", ("memory", "weights", "KV", "scratch", "total"), rows, right=(1, 2, 3, 4))
     cells = f"{made.kv.cells_device} on the device, {made.kv.cells_host} on the host"
     answer(
-        f"\nlayers on the GPU  {made.n_gpu_layers} of {made.n_layers + 1}\n"
-        f"context            {made.n_ctx} tokens, KV {made.kv.type_k}/{made.kv.type_v}: {cells}\n"
-        f"threads            {made.threads} to write, {made.threads_batch} to read\n"
-        f"batch              {made.n_batch}, computed {made.n_ubatch} at a time\n"
+        f"\nlayers on the GPU  {made.model.n_gpu_layers} of {made.n_layers + 1}\n"
+        f"context            {made.context.n_ctx} tokens, KV {made.context.type_k}/{made.context.type_v}: {cells}\n"
+        f"threads            {made.context.threads} to write, {made.context.threads_batch} to read\n"
+        f"batch              {made.context.n_batch}, computed {made.context.n_ubatch} at a time\n"
     )
     if explain:
         answer("\n")

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
-from ..settings import BufferBytes, ContextSettings, ModelSettings, Placement
+from ..settings import BufferBytes, ContextSettings, ModelSettings, placement_of
 from . import giving_up
 from .library import BackendDevice
 
@@ -168,12 +168,7 @@ def settings_from(request: dict[str, Any]) -> tuple[ModelSettings, ContextSettin
 
 
 def _with_placement(settings: dict[str, Any]) -> dict[str, Any]:
-    placement = {key: _tuples(value) for key, value in settings["placement"].items()}
-    return settings | {"placement": Placement(**placement)}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return settings | {"placement": placement_of(settings["placement"])}
 
 
 def main(rpc: Sequence[str]) -> None:

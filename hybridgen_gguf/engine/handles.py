@@ -103,10 +103,8 @@ class Model(Closing):
             parameters.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         if settings.placement.devices is not None:
             parameters.devices = ctypes.cast(self._devices(settings.placement.devices), ctypes.c_void_p)
-        if settings.placement.overrides:
-            parameters.tensor_buft_overrides = ctypes.cast(
-                self._overrides(settings.placement.overrides), ctypes.c_void_p
-            )
+        if patterns := settings.placement.patterns:
+            parameters.tensor_buft_overrides = ctypes.cast(self._overrides(patterns), ctypes.c_void_p)
         if progress is not None:
             callback = self.api.llama_progress_callback(lambda share, _data: progress(share))
             self._kept.append(callback)
@@ -250,12 +248,11 @@ def _failed(what: str, why: str, hint: str = "") -> HgError:
 
 
 def _tiers_of(settings: ContextSettings) -> Tiers | None:
-    place = settings.placement
-    if place.tier_cells is None or place.tier_cells >= settings.n_ctx:
+    tiers = settings.tiers
+    if tiers is None:
         return None
-    kind = place.tier_type
-    share = place.tier_share or 0.0
-    return Tiers(place.tier_cells, kind, kind, place.tier_policy, cpu_tokens=place.tier_cpu_tokens, share=share)
+    kinds = tiers.type, tiers.type
+    return Tiers(tiers.cells, *kinds, tiers.policy, cpu_tokens=tiers.cpu_tokens, share=tiers.share or 0.0)
 
 
 class _Ask:

@@ -28,7 +28,9 @@ _NOMINAL_CPU_GBPS, _NOMINAL_CPU_MOST, _NOMINAL_CPU_GFLOPS = 9.0, 45.0, 30.0
 _NOMINAL_GPU_GBPS, _NOMINAL_GPU_GFLOPS, _NOMINAL_LINK_GBPS = 350.0, 15000.0, 12.0
 _NOMINAL_NODE, _NOMINAL_NODE_GPU, _NOMINAL_SPLIT = 1e-6, 3e-6, 150e-6
 
-_LEAST_AT_DEPTH = 0.2  # of the attention rate over few cells: caches explain a fall to this, below it others disturbed
+# Lowest credible attention rate over many cells, as a share of that over few. A larger drop means that another process
+# disturbed the measurement.
+_LEAST_AT_DEPTH = 0.2
 # Times what a profile measures for handing work over (0.041 ms on an H200): a layer with host cells costs 0.08 ms there
 # beside its attention, one whose FFN is on the CPU 0.10 ms beside its products.
 _TIER_SPLIT, _HEAVY_SPLIT = 2.0, 2.5
@@ -42,31 +44,6 @@ class Product:
     rows: int
     cols: int
     share: float = 1.0
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a prediction is for: `depth` tokens in the context, cache types, threads, tokens computed at once.
-
-    `tier_cells`: cells of a device's layers that lie there, the others in host memory as `tier_type` (None: as on the
-    device); None: one memory. `kv_offload`: False for a device's layers whose cache is in host memory.
-    """
-
-    depth: int
-    type_k: str
-    type_v: str
-    threads: int
-    threads_batch: int
-    n_ubatch: int
-    use_mmap: bool = True
-    tier_cells: int | None = None
-    tier_type: str | None = None
-    kv_offload: bool = True
-
-    @property
-    def host(self) -> Use:
-        """The same with the types of host cells."""
-        return self if self.tier_type is None else replace(self, type_k=self.tier_type, type_v=self.tier_type)
 
 
 class Rates:
@@ -119,28 +96,29 @@ class Rates:
         at_short = 2 * SHORT_ROW / short.gflops if short else at_long * SHORT_ROW / LONG_ROW
         return rows * _line(SHORT_ROW, at_short, LONG_ROW, at_long, product.cols) * 1e-9
 
-    def attention(self, place: str, layer: LayerShape, use: Use, cells: float, threads: int, *, reading: bool) -> float:
-        """Seconds of one query token over `cells` cells. `reading`: as one of many in a prompt."""
+    def attention(
+        self, place: str, layer: LayerShape, types: tuple[str, str], cells: float, threads: int, *, reading: bool
+    ) -> float:
+        """Seconds of one query token over `cells` cells of `types` (K, V). `reading`: as one of many in a prompt."""
         flops = 2 * cells * layer.n_head * (layer.head_k + (layer.head_v or layer.head_k))
-        size = layer.n_head_kv * layer.head_k
-        stored = cells * (row_bytes(use.type_k, size) + row_bytes(use.type_v, layer.n_head_kv * layer.head_v))
+        stored, kind = cells * layer.cell_bytes(*types), types[0].upper()
         if reading:
-            rate = self._find(place, READING, use.type_k.upper(), threads)
+            rate = self._find(place, READING, kind, threads)
             return flops / ((rate.gflops if rate else self._nominal_gflops(place, threads) / 3) * 1e9)
-        few = self._find(place, f"{ATTENTION}-{FEW_CELLS}", use.type_k.upper(), threads)
-        many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", use.type_k.upper(), threads)
+        few = self._find(place, f"{ATTENTION}-{FEW_CELLS}", kind, threads)
+        many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", kind, threads)
         if few is None or many is None:
             return stored / (self._nominal_gbps(place, threads) * 0.5e9)
-        by_head = self._by_head(place, few, use, layer.head_k, threads)
+        by_head = self._by_head(place, few, kind, layer.head_k, threads)
         if place != CPU and cells > FEW_CELLS and many.gflops > few.gflops:  # more cells occupy a GPU better
             share = min(math.log(cells / FEW_CELLS) / math.log(MANY_CELLS / FEW_CELLS), 1.0)
             few = replace(few, gflops=few.gflops * (many.gflops / few.gflops) ** share)
         gflops = _by_depth(few.gflops, max(many.gflops, few.gflops * _LEAST_AT_DEPTH), cells)
         return max(flops / (gflops * by_head * 1e9), stored / (self.read_gbps(place, threads) * 1e9))
 
-    def _by_head(self, place: str, long: KernelRate, use: Use, size: int, threads: int) -> float:
+    def _by_head(self, place: str, long: KernelRate, kind: str, size: int, threads: int) -> float:
         """The rate of heads of `size` as a share of long ones: part of the work is the same for a head of any size."""
-        short = self._find(place, f"{ATTENTION}-{FEW_CELLS}-short", use.type_k.upper(), threads)
+        short = self._find(place, f"{ATTENTION}-{FEW_CELLS}-short", kind, threads)
         if short is None:
             return 1.0
         at_long = LONG_HEAD / long.gflops
@@ -183,6 +161,10 @@ class Rates:
 
     def devices(self) -> tuple[str, ...]:
         return tuple(self._devices)
+
+    def free(self) -> dict[str, int]:
+        """Bytes free on each device."""
+        return {name: device.memory_free for name, device in self._devices.items()}
 
     def is_measured(self, place: str) -> bool:
         """Whether products were measured there."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..engine.jobs.digest import sha256_of
 from ..errors import UsageError
-from ..loader import prepare, settings_of
+from ..loader import prepare
 from ..model_file.split import open_model_file
 from ..plan import Limits
 from .job import run_job, stoppable
@@ -75,7 +75,7 @@ def _run(
     chunk = options.chunk
     limits = replace(options.limits, n_ctx=chunk, n_batch=chunk, n_ubatch=chunk, n_outputs=chunk, goal="prompt")
     prepared = prepare(model, limits, rpc=options.rpc)
-    weights, context = settings_of(prepared.plan)
+    weights, context = prepared.plan.model, prepared.plan.context
     job: dict[str, Any] = {
         "model": str(model),
         "text": str(options.text),
@@ -84,7 +84,7 @@ def _run(
         "chunk": options.chunk,
         "most_chunks": options.most_chunks,
         "save_every": _SAVE_EVERY,
-        "threads": prepared.plan.threads_batch,
+        "threads": context.threads_batch,
         "settings": {"model": asdict(weights), "context": asdict(context)},
         "rpc": options.rpc,
         "facts": dict(facts),

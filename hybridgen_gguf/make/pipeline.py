@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import HgError, UsageError
 from ..model_file.split import open_model_file
+from ..model_file.types import padded
 from . import recipe
 from .forecast import Forecast
 from .forecast import as_json as forecast_json
@@ -157,7 +158,7 @@ def _with_chosen_types(
         work.mkdir(exist_ok=True)
         comparison = _comparison(options, model.path, base, first, work)
         measured = measure(model, first, job_options(base, model, {}), comparison, progress)
-    header = first.bytes - sum(-(-tensor.bytes // 32) * 32 for tensor in first.tensors)
+    header = first.bytes - sum(padded(tensor.bytes) for tensor in first.tensors)
     for slack in (0, 4096):  # the recipe makes the header a little longer than the first forecast's
         budget = int(bpw * weights / 8) if options.target_bpw else (options.target_bytes or 0) - header - slack
         types = choose(measured, first, model, budget)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.jobs.digest import sha256_of
-from ..engine.jobs.quantize import padded, tensor_bytes
 from ..errors import BadFile, EngineError, Failed, UsageError
 from ..model_file.split import ModelFile, open_model_file
-from ..model_file.types import ggml_type
+from ..model_file.types import ALIGNMENT, ggml_type, padded, tensor_bytes
 from . import recipe
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
@@ -26,7 +25,6 @@ from .target import check_room, check_source, check_target, publish, remove, scr
 
 Progress = Callable[[str, int, int], None]
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
-_ENGINE_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +152,9 @@ def job_options(options: QuantizeOptions, model: ModelFile, made_of: Mapping[str
     """The options of a quantize or forecast job in a child."""
     name = file_type(options.type)
     metadata: dict[str, str | int] = dict(recipe.entries(made_of))
-    if model.headers[0].alignment != _ENGINE_ALIGNMENT:
+    if model.headers[0].alignment != ALIGNMENT:
         # The engine pads to 32 but would copy the source's key: a file that no reader could open.
-        metadata["general.alignment"] = _ENGINE_ALIGNMENT
+        metadata["general.alignment"] = ALIGNMENT
     return {
         "source": str(model.path),
         "shards": [str(path) for path in model.paths],
@@ -188,7 +186,9 @@ def _as_forecast(
             f"the engine's forecast for {shown(options.source)} does not name its tensors", "please report this"
         )
     tensors = tuple(
-        TensorForecast(t["name"], t["rows"] * t["columns"], t["from"], t["to"], tensor_bytes(t))
+        TensorForecast(
+            t["name"], t["rows"] * t["columns"], t["from"], t["to"], tensor_bytes(t["to"], (t["columns"], t["rows"]))
+        )
         for t in found["tensors"]
     )
     size_of = {tensor.name: padded(tensor.bytes) for tensor in tensors}

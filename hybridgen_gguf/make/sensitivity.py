@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.jobs.quantize import padded
 from ..model_file.split import ModelFile
-from ..model_file.types import ggml_type, row_bytes
+from ..model_file.types import ggml_type, padded, tensor_bytes
 from .allocate import Choice, allocate
 from .forecast import Forecast
 from .job import run_job
@@ -96,19 +95,12 @@ def choose(measured: Measurement, plan: Forecast, model: ModelFile, budget: int)
     fixed = sum(padded(tensor.bytes) for tensor in plan.tensors if tensor.name not in measured.errors)
     choices = {
         name: [
-            Choice(kind, padded(_bytes(kind, shapes[name])), measured.scales[name] * error)
+            Choice(kind, padded(tensor_bytes(kind, shapes[name])), measured.scales[name] * error)
             for kind, error in errors.items()
         ]
         for name, errors in measured.errors.items()
     }
     return {name: choice.type for name, choice in allocate(choices, budget - fixed).items()}
-
-
-def _bytes(kind: str, shape: Sequence[int]) -> int:
-    rows = 1
-    for size in shape[1:]:
-        rows *= size
-    return rows * row_bytes(kind, shape[0])
 
 
 def _groups(names: Sequence[str]) -> dict[str, list[str]]:

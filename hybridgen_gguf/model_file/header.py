@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import BadFile
 from ..printable import printable
+from ..units import round_up
 from .byte_reader import ByteReader, open_regular
 from .foreign import name_foreign
 from .types import GGML_TYPES
@@ -154,7 +155,7 @@ class _HeaderReader:
         if type(alignment) is not int or not 0 < alignment <= 1 << 31 or alignment & (alignment - 1):
             raise src.bad("key 'general.alignment' is not a power of two")
         tensors = tuple(self._tensor(index) for index in range(n_tensors))
-        data_offset = _padded(src.pos, alignment) if tensors else src.pos
+        data_offset = round_up(src.pos, alignment) if tensors else src.pos
         self._check_order(tensors, alignment)
         self._check_end(tensors, data_offset)
         return Header(self._path, version, metadata, tensors, data_offset, src.size, alignment)
@@ -257,7 +258,7 @@ class _HeaderReader:
                     fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
                 at = f"offset {tensor.offset:,}, expected {end:,}"
                 raise self._source.bad(f"{_tensor(tensor.name)} {fault}: {at}")
-            end = _padded(tensor.offset + tensor.bytes, alignment)
+            end = round_up(tensor.offset + tensor.bytes, alignment)
 
     def _check_end(self, tensors: tuple[TensorInfo, ...], data_offset: int) -> None:
         size = self._source.size
@@ -276,7 +277,3 @@ def _key(name: str) -> str:
 
 def _tensor(name: str) -> str:
     return f"tensor '{printable(name)}'"
-
-
-def _padded(size: int, alignment: int) -> int:
-    return (size + alignment - 1) // alignment * alignment

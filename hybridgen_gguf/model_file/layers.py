@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from ..errors import BadFile
 from ..printable import printable
+from ..settings import CELL_STEP
+from ..units import round_up
 from .header import ArrayView, Value
 from .types import row_bytes
 
 MOST_LAYERS = 512  # LLAMA_MAX_LAYERS
-_CELL_STEP = 256  # the engine rounds contexts and windows up to this
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,15 @@ class LayerShape:
     head_v: int
     window: int
     recurrent: bool
+
+    @property
+    def queries(self) -> int:
+        """Query heads that share one KV head."""
+        return max(self.n_head // self.n_head_kv, 1)
+
+    def cell_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes of K and V of one token."""
+        return row_bytes(type_k, self.n_head_kv * self.head_k) + row_bytes(type_v, self.n_head_kv * self.head_v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +221,12 @@ def _cached_layers(keys: Keys, n_layers: int) -> int:
 
 def kv_cells(n_ctx: int, window: int, n_ubatch: int) -> int:
     """Cells that a layer keeps for a context of `n_ctx` tokens, one sequence."""
-    n_ctx = _round_up(n_ctx)
-    return _round_up(min(n_ctx, window + n_ubatch)) if window else n_ctx
+    n_ctx = round_up(n_ctx, CELL_STEP)
+    return round_up(min(n_ctx, window + n_ubatch), CELL_STEP) if window else n_ctx
 
 
 def layer_kv_bytes(layer: LayerShape, n_ctx: int, type_k: str, type_v: str, n_ubatch: int) -> int:
     """Bytes of one layer's KV cache."""
     if layer.n_head_kv == 0:
         return 0
-    row = row_bytes(type_k, layer.n_head_kv * layer.head_k) + row_bytes(type_v, layer.n_head_kv * layer.head_v)
-    return row * kv_cells(n_ctx, layer.window, n_ubatch)
-
-
-def _round_up(cells: int) -> int:
-    return -(-cells // _CELL_STEP) * _CELL_STEP
+    return layer.cell_bytes(type_k, type_v) * kv_cells(n_ctx, layer.window, n_ubatch)

@@ -103,6 +103,11 @@ class ModelShape:
         share = self.n_expert_used / self.n_expert if self.n_expert else 1.0
         return self.parameters - experts + round(experts * min(share, 1.0))
 
+    @property
+    def attention_layer(self) -> LayerShape | None:
+        """The first layer with a cache of the whole context; None where all have a window, or none."""
+        return next((layer for layer in self.layers if layer.n_head_kv and not layer.window), None)
+
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16", n_ubatch: int = 512) -> int:
         """Forecast of the KV cache for one sequence of `n_ctx` tokens. Raises UsageError for an unknown type."""
         return sum(self.kv_bytes_per_layer(n_ctx, type_k, type_v, n_ubatch))
@@ -197,7 +202,7 @@ def _place(name: str) -> tuple[int | None, Kind]:
     rest = match[2]
     if "norm" in rest:
         return int(match[1]), "norm"
-    if rest.startswith("ffn_") and "_exps" in rest:
+    if rest.startswith("ffn_") and "exps" in rest:
         return int(match[1]), "experts"
     if rest.startswith("ffn_") or rest.startswith("exp_probs"):
         return int(match[1]), "ffn"

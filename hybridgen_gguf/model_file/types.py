@@ -7,9 +7,15 @@ Invariant: names are upper case and each belongs to one id.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..units import round_up
+
+#: GGUF_DEFAULT_ALIGNMENT: the engine's writers pad tensors to it, whatever the source's own alignment is
+ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +72,13 @@ def row_bytes(name: str, elements: int) -> int:
     """Bytes of a row of `elements`, rounded up to whole blocks."""
     kind = ggml_type(name)
     return -(-elements // kind.block) * kind.bytes
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to the writers' alignment."""
+    return round_up(size, ALIGNMENT)
+
+
+def tensor_bytes(name: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor as stored, without padding. `shape`: elements, the row first, as in the file."""
+    return row_bytes(name, shape[0]) * math.prod(shape[1:])

@@ -1,6 +1,6 @@
 """(Hardware, ModelShape, Limits) → Plan: what will lie and run where, and why. Pure: no I/O, no clock, no engine.
 
-types    Limits (what the user allows) and Plan (what will be done)
+types    Limits (what the user allows), Draft (what an engine is opened with) and Plan (what will be done)
 make     the steps of planning in order; start here
 choose   which layers and parts lie on which device
 search   the fastest assignment under the budgets, with its exact bytes
@@ -10,11 +10,26 @@ tiers    KV cells in device and host memory
 border   where attention to host cells is computed
 inputs   what every step reads, and the budgets
 cost     seconds of each part of a model at measured rates
+buffers  where each tensor lies, by the engine's rules
+predict  tokens a second, wherever the tensors lie
+idle     settings of the user without an effect
 """
 
-from .cost import Predicted
 from .inputs import BytesOf
-from .make import make_plan, predict
-from .types import GOALS, KvPlan, Limits, MemoryUse, Plan, Reason
+from .make import make_plan
+from .predict import predict
+from .types import GOALS, Draft, KvPlan, Limits, MemoryUse, Plan, Predicted, Reason
 
-__all__ = ["GOALS", "BytesOf", "KvPlan", "Limits", "MemoryUse", "Plan", "Predicted", "Reason", "make_plan", "predict"]
+__all__ = [
+    "GOALS",
+    "BytesOf",
+    "Draft",
+    "KvPlan",
+    "Limits",
+    "MemoryUse",
+    "Plan",
+    "Predicted",
+    "Reason",
+    "make_plan",
+    "predict",
+]

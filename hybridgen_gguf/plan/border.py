@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..machine.rates import CPU
-from ..model_file.types import row_bytes
-from .inputs import Given, use_of
-from .types import Plan
+from .cost import Use
+from .inputs import Given, Notes
+from .types import Draft
 
 DEFAULT_BORDER = 8  # the engine's own, where nothing was measured
 _LEAST_SHARE = 0.1  # below, joining the rows on the device costs about as much as it saves
@@ -55,42 +55,38 @@ def host_share(rates: TierRates, memory: float) -> float:
     return int(share * 20) / 20 if share >= _LEAST_SHARE else 0.0
 
 
-def with_border(given: Given, plan: Plan) -> Plan:
-    """The plan with its border, where KV lies in two memories and the user (or a saved plan) left it open."""
-    place = plan.placement
-    if place.tier_cells is None or place.tier_cells >= plan.n_ctx or place.tier_cpu_tokens is not None:
-        return plan
-    rates = tier_rates(given, plan)
+def with_border(given: Given, notes: Notes, draft: Draft) -> Draft:
+    """The draft with its border, where KV lies in two memories and the user (or a saved plan) left it open."""
+    tiers, layer = draft.context.tiers, given.shape.attention_layer
+    if tiers is None or tiers.cpu_tokens is not None or layer is None:
+        return draft
+    rates = tier_rates(given, draft)
     if rates is None:
-        return plan
-    layer = next(layer for layer in given.shape.layers if layer.n_head_kv and not layer.window)
-    border = cpu_tokens(rates, max(layer.n_head // layer.n_head_kv, 1))
+        return draft
+    border = cpu_tokens(rates, layer.queries)
     why = f"the CPU attends at {rates.cpu / 1e9:.1f} GB/s, the link copies {rates.link / 1e9:.1f} GB/s"
     what = f"on the CPU up to {border} tokens at once" if border else "on the device, after a copy"
-    given.notes.because("attention to host cells", what, why)
-    share = None
-    if border and place.tier_share is None and plan.kv.type_k == plan.kv.type_v == (place.tier_type or plan.kv.type_k):
-        memory = given.rates.read_gbps(CPU, plan.threads) * 1e9
+    notes.because("attention to host cells", what, why)
+    share = tiers.share
+    context = draft.context
+    if border and share is None and context.type_k == context.type_v == (tiers.type or context.type_k):
+        memory = given.rates.read_gbps(CPU, context.threads) * 1e9
         share = host_share(rates, memory) or None
         if share:
             why = f"memory reads {memory / 1e9:.1f} GB/s, so the link can work beside the CPU"
-            given.notes.because("host cells to the device", f"{share:.0%} of them, while the CPU attends", why)
-    share = place.tier_share if share is None else share
-    return replace(plan, placement=replace(place, tier_cpu_tokens=border, tier_share=share))
+            notes.because("host cells to the device", f"{share:.0%} of them, while the CPU attends", why)
+    return draft.with_placement(replace(draft.placement, tiers=replace(tiers, cpu_tokens=border, share=share)))
 
 
-def tier_rates(given: Given, plan: Plan) -> TierRates | None:
+def tier_rates(given: Given, draft: Draft) -> TierRates | None:
     """The CPU's and the link's bytes of host KV a second, or None where one of them was not measured."""
-    names = plan.placement.devices or given.rates.devices()
+    names = draft.placement.devices or given.rates.devices()
     link = next((link for link in given.hardware.links if names and link.device == names[0]), None)
     gbps = link and (link.to_device_pinned_gbps or link.to_device_gbps)
-    layer = next((layer for layer in given.shape.layers if layer.n_head_kv and not layer.window), None)
+    layer, context = given.shape.attention_layer, draft.context
     if not gbps or layer is None or not given.rates.measured:
         return None
-    use = use_of(plan, plan.n_ctx).host
-    cells = max(plan.n_ctx - (plan.placement.tier_cells or 0), 1)
-    stored = cells * (
-        row_bytes(use.type_k, layer.n_head_kv * layer.head_k) + row_bytes(use.type_v, layer.n_head_kv * layer.head_v)
-    )
-    seconds = given.rates.attention(CPU, layer, use, cells, plan.threads, reading=False)
-    return TierRates(cpu=stored / seconds, link=gbps * 1e9)
+    types = Use(context.n_ctx, context).host_types
+    cells = max(context.n_ctx - (context.tiers.cells if context.tiers else 0), 1)
+    seconds = given.rates.attention(CPU, layer, types, cells, context.threads, reading=False)
+    return TierRates(cpu=cells * layer.cell_bytes(*types) / seconds, link=gbps * 1e9)

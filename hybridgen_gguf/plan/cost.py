@@ -8,32 +8,54 @@ Knows no bytes of memory and no budgets. Invariant: seconds are finite and above
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ..machine.rates import CPU, Product, Rates, Use
+from ..machine.rates import CPU, Product, Rates
+from ..model_file.header import TensorInfo
 from ..model_file.layers import LayerShape
 from ..model_file.shape import ModelShape
 from ..model_file.types import row_bytes
+from ..settings import CELL_STEP, ContextSettings
+from ..units import round_up
 
 OFFLOAD_TOKENS = 32  # from this many on, a GPU computes with weights it copies from the host (ggml-cuda: op_offload)
 # Operations of a layer beside products, counted in graphs of Llama and Gemma: norm, rope of Q and K, two cache writes,
-# attention, addition; norm, gate, addition. A product is two: activations are quantized, then all threads meet.
+# attention, addition; norm, gate, addition. A product counts as two: its activations are quantized, then all threads
+# wait for each other.
 _NODES_MIXER, _NODES_FFN, _NODES_PRODUCT = 7, 3, 2
-_CELL_STEP = 256
 _FIXED = 150e-6  # seconds of one call of the decoder beside its graph: inputs, outputs, bookkeeping
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a prediction is for: `depth` tokens in a context that is opened like this."""
+
+    depth: int
+    context: ContextSettings
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """Types of K and V, of a device's cells where the host's have others."""
+        return self.context.type_k, self.context.type_v
+
+    @property
+    def host_types(self) -> tuple[str, str]:
+        """Types of K and V of cells in host memory."""
+        tiers = self.context.tiers
+        return self.types if tiers is None or tiers.type is None else (tiers.type, tiers.type)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
     """A layer in two parts that can lie apart.
 
-    `mixer`: attention and whatever must stay with it; `heavy`: the FFN, or the experts, or the output matrix. `bytes_*`
-    as stored; `heavy_names`: the tensors of the heavy part, without `blk.N.`.
+    `mixer`: attention and whatever must stay with it; `heavy`: the FFN, or the experts, or the output matrix: products
+    by the name of their tensor. `bytes_*` as stored; `heavy_names`: all tensors of the heavy part.
     """
 
-    mixer: tuple[Product, ...]
-    heavy: tuple[Product, ...]
+    mixer: Mapping[str, Product]
+    heavy: Mapping[str, Product]
     bytes_mixer: int
     bytes_heavy: int
     heavy_names: tuple[str, ...]
@@ -52,45 +74,48 @@ class ModelWork:
 
 @dataclass(frozen=True)
 class PartCost:
-    """Seconds of a layer's parts at one place: weights of the mixer with its fixed costs, its cache, the heavy part."""
+    """Seconds of a layer's parts at one place: weights of the mixer with its fixed costs, its cache, the heavy part.
+
+    `tensors`: of each product alone, which the parts contain.
+    """
 
     mixer: float
     cache: float
     heavy: float
+    tensors: Mapping[str, float] = field(default_factory=dict)
 
 
 def work_of(shape: ModelShape) -> ModelWork:
     """The products of each layer, from the file's tensors."""
-    share = min(shape.n_expert_used / shape.n_expert, 1.0) if shape.n_expert else 1.0
-    experts = {group.layer for group in shape.groups if group.kind == "experts"}
-    parts: dict[int, tuple[list[Product], list[Product], list[int], list[str]]] = {
-        layer: ([], [], [0, 0], []) for layer in range(shape.n_layers + 1)
-    }
+    experts = frozenset(group.layer for group in shape.groups if group.kind == "experts" and group.layer is not None)
+    by_layer: dict[int, list[TensorInfo]] = {layer: [] for layer in range(shape.n_layers + 1)}
     for tensor in shape.file.tensors:
-        block, name = _block_of(tensor.name)
-        if block is None:
-            is_output = tensor.name.startswith("output") or (shape.tied_output and tensor.name == "token_embd.weight")
-            if not is_output:
-                continue
-            block = shape.n_layers
-        if block > shape.n_layers:
-            continue
-        mixer, heavy, sizes, names = parts[block]
-        is_expert = "_exps" in name
+        block, _ = _block_of(tensor.name)
+        is_output = tensor.name.startswith("output") or (shape.tied_output and tensor.name == "token_embd.weight")
+        block = shape.n_layers if block is None and is_output else block
+        if block is not None and block <= shape.n_layers:
+            by_layer[block].append(tensor)
+    layers = tuple(_layer_work(shape, layer, tensors, experts) for layer, tensors in by_layer.items())
+    return ModelWork(layers, shape.n_embd, shape.n_ff, shape.n_vocab)
+
+
+def _layer_work(shape: ModelShape, layer: int, tensors: list[TensorInfo], experts: frozenset[int]) -> LayerWork:
+    share = min(shape.n_expert_used / shape.n_expert, 1.0) if shape.n_expert else 1.0
+    mixer: dict[str, Product] = {}
+    heavy: dict[str, Product] = {}
+    sizes, names = [0, 0], []
+    for tensor in tensors:
+        name = _block_of(tensor.name)[1]
+        is_expert = "exps" in name
         is_heavy = (
-            len(tensor.shape) > 1 if block == shape.n_layers else is_expert if block in experts else _is_ffn(name)
+            len(tensor.shape) > 1 if layer == shape.n_layers else is_expert if layer in experts else _is_ffn(name)
         )
         sizes[is_heavy] += tensor.bytes
-        if is_heavy:
-            names.append(name)
+        names += [tensor.name] if is_heavy else []
         if len(tensor.shape) > 1 and tensor.shape[0] > 1:
             product = Product(tensor.type, math.prod(tensor.shape[1:]), tensor.shape[0], share if is_expert else 1.0)
-            (heavy if is_heavy else mixer).append(product)
-    layers = tuple(
-        LayerWork(tuple(m), tuple(h), sizes[0], sizes[1], tuple(sorted(set(names))), _cache_of(shape, layer))
-        for layer, (m, h, sizes, names) in parts.items()
-    )
-    return ModelWork(layers, shape.n_embd, shape.n_ff, shape.n_vocab)
+            (heavy if is_heavy else mixer)[tensor.name] = product
+    return LayerWork(mixer, heavy, sizes[0], sizes[1], tuple(sorted(set(names))), _cache_of(shape, layer))
 
 
 def _cache_of(shape: ModelShape, layer: int) -> LayerShape | None:
@@ -114,23 +139,30 @@ def _nodes(layer: LayerWork) -> tuple[int, int]:
     return small, _NODES_FFN + _NODES_PRODUCT * len(layer.heavy) if layer.heavy else 0
 
 
+def _with_nodes(products: dict[str, float], node: float) -> dict[str, float]:
+    return {name: seconds + _NODES_PRODUCT * node for name, seconds in products.items()}
+
+
 class CostModel:
     """Seconds of a model's parts on a machine for one use."""
 
     def __init__(self, rates: Rates, work: ModelWork, use: Use) -> None:
-        self.rates, self.work, self.use = rates, work, use
+        self.rates, self.work, self.use, self.context = rates, work, use, use.context
 
     def writing(self, place: str) -> list[PartCost]:
-        """For each layer (the output last), the seconds that one written token takes at `place`."""
-        threads = self.use.threads
+        """For each layer (the output last), the seconds that one token of decode takes at `place`."""
+        threads = self.context.threads
         node = self.rates.node(place, threads)
         costs = []
         for layer in self.work.layers:
-            mixer = sum(self.rates.matvec(place, product, threads) for product in layer.mixer)
-            heavy = sum(self.rates.matvec(place, product, threads) for product in layer.heavy)
+            mixer, heavy = (
+                {name: self.rates.matvec(place, product, threads) for name, product in part.items()}
+                for part in (layer.mixer, layer.heavy)
+            )
             cache = self._cache(place, layer, self.use.depth, threads, reading=False)
             small, large = _nodes(layer)
-            costs.append(PartCost(mixer + small * node, cache, heavy + large * node))
+            parts = (sum(mixer.values()) + small * node, cache, sum(heavy.values()) + large * node)
+            costs.append(PartCost(*parts, _with_nodes(mixer | heavy, node)))
         return costs
 
     def reading(self, place: str, gpu: str | None = None) -> list[PartCost]:
@@ -138,31 +170,42 @@ class CostModel:
 
         `gpu`: a device that computes large batches with weights that lie on the host; they are copied for each batch.
         """
-        threads, use = self.use.threads_batch, self.use
-        batch = max(min(use.n_ubatch, use.depth), 1)
+        threads, depth = self.context.threads_batch, max(self.use.depth, 1)
+        batch = self._batch
         node = self.rates.node(place, threads) / batch
         costs = []
         for index, layer in enumerate(self.work.layers):
             is_output = index == len(self.work.layers) - 1  # computed for the last token of a prompt alone
-            mixer = sum(self._product(place, gpu, p, threads, batch) for p in layer.mixer)
-            heavy = sum(self._product(place, gpu, p, threads, batch) for p in layer.heavy)
-            if is_output:
-                mixer, heavy = 0.0, heavy / max(use.depth, 1)
-            else:
-                mixer += self._elementwise(place, threads, 14 * self.work.n_embd)
-                heavy += self._elementwise(place, threads, 4 * self.work.n_ff)
-            cache = self._cache(place, layer, use.depth / 2, threads, reading=True)
+            tokens = depth if is_output else 1
+            mixed, heavy = (
+                {name: self._product(place, gpu, product, threads) / tokens for name, product in part.items()}
+                for part in (layer.mixer, layer.heavy)
+            )
+            small_s, large_s = (0.0 if is_output else sum(mixed.values())), sum(heavy.values())
+            if not is_output:
+                small_s += self._elementwise(place, threads, 14 * self.work.n_embd)
+                large_s += self._elementwise(place, threads, 4 * self.work.n_ff)
+            cache = self._cache(place, layer, self.use.depth / 2, threads, reading=True)
             small, large = _nodes(layer)
-            costs.append(PartCost(mixer + small * node, cache, heavy + large * node))
+            parts = (small_s + small * node, cache, large_s + large * node)
+            costs.append(PartCost(*parts, _with_nodes(heavy if is_output else mixed | heavy, node)))
         return costs
 
-    def _product(self, place: str, gpu: str | None, product: Product, threads: int, batch: int) -> float:
-        seconds = self.rates.matmul(place, product, threads)
+    @property
+    def _batch(self) -> int:
+        """Tokens that are computed at once when a prompt is read."""
+        return max(min(self.context.n_ubatch, self.use.depth), 1)
+
+    def _product(self, place: str, gpu: str | None, product: Product, threads: int) -> float:
+        seconds, batch = self.rates.matmul(place, product, threads), self._batch
         if place != CPU or gpu is None or batch < OFFLOAD_TOKENS:
             return seconds
         # All of the host's copy crosses the link: with many tokens nearly every expert is used by one of them.
         size = product.rows * row_bytes(product.type, product.cols)
-        return self.rates.matmul(gpu, product, 0) + self.rates.upload(gpu, size, not self.use.use_mmap) / batch
+        return (
+            self.rates.matmul(gpu, product, 0)
+            + self.rates.upload(gpu, size, not self.context.placement.use_mmap) / batch
+        )
 
     def _elementwise(self, place: str, threads: int, values: int) -> float:
         return 12 * values / (self.rates.read_gbps(place, threads) * 1e9)  # two float32 read, one written
@@ -172,18 +215,20 @@ class CostModel:
             return 0.0
         seen = min(cells, layer.kv.window) if layer.kv.window else cells
         if not reading:  # the engine looks at whole steps of cells (llama_kv_cache: n_pad)
-            seen = -(-(seen + 1) // _CELL_STEP) * _CELL_STEP
+            seen = round_up(int(seen) + 1, CELL_STEP)
         cells, host = seen + 1, self._host_cells(place, layer.kv, seen, reading=reading)
-        whole = self.rates.attention(place, layer.kv, self.use, cells, threads, reading=reading)
-        batch = max(min(self.use.n_ubatch, self.use.depth), 1) if reading else 1
-        if place != CPU and not self.use.kv_offload:  # the engine copies the rows to the device in every step
+        whole = self.rates.attention(place, layer.kv, self.use.types, cells, threads, reading=reading)
+        batch = self._batch if reading else 1
+        if (
+            place != CPU and not self.context.placement.kv_offload
+        ):  # the engine copies the rows to the device in every step
             return whole + self._upload_rows(place, layer.kv, cells, pinned=False) / batch
         if not host:
             return whole
         if reading:  # rows on the host cross the link once for each batch
             return whole + self._upload_rows(place, layer.kv, host, pinned=True) / batch
-        there = self.rates.attention(place, layer.kv, self.use, max(cells - host, 1), threads, reading=False)
-        here = self.rates.attention(CPU, layer.kv, self.use.host, host, threads, reading=False)
+        there = self.rates.attention(place, layer.kv, self.use.types, max(cells - host, 1), threads, reading=False)
+        here = self.rates.attention(CPU, layer.kv, self.use.host_types, host, threads, reading=False)
         copied = whole + self._upload_rows(place, layer.kv, host, pinned=True)
         # What the CPU takes off a device that could hold all is less than these predictions' error: it is not counted,
         # so that a context that fits stays in one memory and no plan with less memory is predicted faster than that.
@@ -191,30 +236,20 @@ class CostModel:
 
     def _host_cells(self, place: str, kv: LayerShape, seen: float, *, reading: bool) -> float:
         """Of the cells that a token looks at, those in host memory; for a prompt the mean over its tokens."""
-        if place == CPU or self.use.tier_cells is None or kv.window:
+        tiers = self.context.tiers
+        if place == CPU or tiers is None or kv.window:
             return 0.0
         if reading:
-            return max(self.use.depth - self.use.tier_cells, 0) ** 2 / (2 * max(self.use.depth, 1))
-        return max(seen - self.use.tier_cells, 0.0)
+            return max(self.use.depth - tiers.cells, 0) ** 2 / (2 * max(self.use.depth, 1))
+        return max(seen - tiers.cells, 0.0)
 
     def _upload_rows(self, place: str, kv: LayerShape, cells: float, *, pinned: bool) -> float:
-        use = self.use.host
-        row = row_bytes(use.type_k, kv.n_head_kv * kv.head_k) + row_bytes(use.type_v, kv.n_head_kv * kv.head_v)
-        return self.rates.upload(place, cells * row, pinned)
+        return self.rates.upload(place, cells * kv.cell_bytes(*self.use.host_types), pinned)
 
     @property
     def fixed(self) -> float:
         """Seconds of a call beside its graph: the logits are copied out."""
         return _FIXED + 4 * self.work.n_vocab / 5e9
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Tokens a second at `depth` tokens of context: writing one more; reading a prompt of that length from empty."""
-
-    decode_tps: float
-    prompt_tps: float
-    depth: int
 
 
 def total(

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..machine.hardware import Hardware
-from ..machine.rates import Rates, Use
+from ..machine.rates import Rates
 from ..model_file.shape import ModelShape
 from .cost import ModelWork
-from .types import Limits, MemoryUse, Plan, Reason
+from .types import Draft, Limits, MemoryUse, Reason
 
 HOST_MARGIN = 256 << 20
 DEVICE_MARGIN = 256 << 20
 
-BytesOf = Callable[[Plan], tuple[MemoryUse, ...]]
+BytesOf = Callable[[Draft], tuple[MemoryUse, ...]]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Given:
-    """What every step of planning reads."""
+    """What every step of planning reads; what they say goes to `Notes`."""
 
     hardware: Hardware
     shape: ModelShape
@@ -46,7 +46,11 @@ class Given:
     bytes_of: BytesOf
     rates: Rates
     work: ModelWork
-    notes: Notes
+
+    @property
+    def may_use_devices(self) -> bool:
+        """Whether there is a device that the user allows memory of."""
+        return bool(self.hardware.devices) and self.limits.placement.devices != () and self.limits.vram != 0
 
 
 def host_budget(hardware: Hardware, limits: Limits) -> int:
@@ -78,16 +82,8 @@ def largest(upper: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def depth_of(given: Given, plan: Plan) -> int:
+def depth_of(limits: Limits, n_ctx: int) -> int:
     """Tokens expected in the context: the user's, or what prompt and answer need, or half of the context."""
-    limits = given.limits
     if limits.depth is not None:
-        return min(limits.depth, plan.n_ctx)
-    return min(limits.tokens_needed or plan.n_ctx // 2, plan.n_ctx)
-
-
-def use_of(plan: Plan, depth: int) -> Use:
-    kv, place = plan.kv, plan.placement
-    cells = None if place.tier_cells is None or place.tier_cells >= plan.n_ctx else place.tier_cells
-    return Use(depth, kv.type_k, kv.type_v, plan.threads, plan.threads_batch, plan.n_ubatch, place.use_mmap,
-               cells, place.tier_type, place.kv_offload)  # fmt: skip
+        return min(limits.depth, n_ctx)
+    return min(limits.tokens_needed or n_ctx // 2, n_ctx)

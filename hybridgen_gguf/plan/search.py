@@ -9,18 +9,18 @@ Invariant: what is found fits every device's budget by exact bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..machine.rates import CPU
+from ..settings import CELL_STEP, Placement
 from .assign import Assignment, Problem, Sizes, search
 from .assign import bytes_of as bytes_placed
-from .cost import CostModel, ModelWork
-from .inputs import Given, depth_of, use_of
-from .tiers import STEP, device_kv, in_tiers
-from .types import MemoryUse, Plan
+from .cost import CostModel, ModelWork, Use
+from .inputs import Given, depth_of
+from .tiers import device_kv, in_tiers
+from .types import Draft, MemoryUse, goal_weights
 
-ANSWER_TOKENS = 256  # of the goal `mixed`, after a prompt of the expected depth
 _TRIES = 6  # questions about placements before the search gives up on exactness
 _GRID, _GRID_SEVERAL = 16, 6  # numbers of device cells that are tried first; each search over several devices is long
 _FINEST = 128  # parts of the context
@@ -30,9 +30,9 @@ Budgets = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Fast:
-    """A plan, and what it was found by. `otherwise`: seconds of the fastest with KV in one memory, where it is not."""
+    """A draft, and what it was found by. `otherwise`: seconds of the fastest with KV in one memory, where it is not."""
 
-    plan: Plan
+    draft: Draft
     placed: Assignment
     problem: Problem
     otherwise: float | None = None
@@ -40,34 +40,38 @@ class Fast:
     @property
     def all_on_device(self) -> bool:
         weights = self.placed.layers == self.problem.n and not self.placed.heavy_on_host
-        return weights and self.plan.placement.tier_cells is None
+        return weights and self.draft.placement.tiers is None
+
+    @property
+    def n_ubatch(self) -> int:
+        return self.draft.context.n_ubatch
 
 
 #: budgets less what is put aside → the fastest there
 Find = Callable[[Budgets], Fast]
 
 
-def one_memory(given: Given, plan: Plan, budgets: Budgets) -> Find:
-    """Searches with the cache as the plan has it."""
-    problem = problem_of(given, plan, budgets)
-    return lambda left: Fast(plan, search(replace(problem, budgets=left)), problem)
+def one_memory(given: Given, draft: Draft, budgets: Budgets) -> Find:
+    """Searches with the cache as the draft has it."""
+    problem = problem_of(given, draft, budgets)
+    return lambda left: Fast(draft, search(replace(problem, budgets=left)), problem)
 
 
-def two_tiers(given: Given, plan: Plan, budgets: Budgets) -> Find:
+def two_tiers(given: Given, draft: Draft, budgets: Budgets) -> Find:
     """Searches over numbers of device cells too."""
-    known: dict[int, tuple[Plan, Problem]] = {}
+    known: dict[int, tuple[Draft, Problem]] = {}
 
     def tried(cells: int, left: Budgets, below: float) -> Fast:
         if cells not in known:
-            tiered = in_tiers(plan, cells, given.limits.kv_ram_type)
+            tiered = in_tiers(given.limits, draft, cells)
             known[cells] = tiered, problem_of(given, tiered, budgets)
         tiered, problem = known[cells]
         return Fast(tiered, search(replace(problem, budgets=left), below), problem)
 
     def find(left: Budgets) -> Fast:
-        last = (plan.n_ctx - 1) // STEP
+        last = (draft.context.n_ctx - 1) // CELL_STEP
         step = max(-(-last // (_GRID if len(budgets) == 1 else _GRID_SEVERAL)), 1)
-        finest = max(plan.n_ctx // STEP // _FINEST, 1)
+        finest = max(draft.context.n_ctx // CELL_STEP // _FINEST, 1)
         found: dict[int, Fast] = {}
         best: Fast | None = None
         at, near = 0, [*range(last, -1, -step), 0]  # of equals the most cells on the device: what is free is used
@@ -76,7 +80,7 @@ def two_tiers(given: Given, plan: Plan, budgets: Budgets) -> Find:
                 step = max(step // 2, 1)
                 near = [min(at + step, last), max(at - step, 0)]
             for n in (n for n in near if n not in found):
-                found[n] = tried(n * STEP, left, math.inf if best is None else best.placed.seconds)
+                found[n] = tried(n * CELL_STEP, left, math.inf if best is None else best.placed.seconds)
                 if best is None or found[n].placed.seconds < best.placed.seconds:
                     at, best = n, found[n]
         return best
@@ -95,8 +99,8 @@ def fastest(given: Given, find: Find, budgets: Budgets, reserve: Mapping[str, in
         found = find({device: max(budget - put_aside[device], 0) for device, budget in budgets.items()})
         if best is not None and found.placed.seconds >= best.placed.seconds * (1 - 1e-6):
             break
-        candidate = replace(found, plan=_with(given, found))
-        used = given.bytes_of(candidate.plan)
+        candidate = replace(found, draft=_with(given, found))
+        used = given.bytes_of(candidate.draft)
         estimated = bytes_placed(found.problem, found.placed)
         beyond = {use.device: use.total - estimated.get(use.device, 0) for use in used if use.device != CPU}
         over = excess(used, budgets)
@@ -118,53 +122,46 @@ def excess(used: tuple[MemoryUse, ...], budgets: Budgets) -> dict[str, int]:
     return {device: size for device, size in over.items() if size > 0}
 
 
-def problem_of(given: Given, plan: Plan, budgets: Budgets) -> Problem:
-    """Sizes and seconds of each layer's parts at each place, for this plan's batches and tiers."""
-    work = given.work
+def problem_of(given: Given, draft: Draft, budgets: Budgets) -> Problem:
+    """Sizes and seconds of each layer's parts at each place, for this draft's batches and tiers."""
+    work, context = given.work, draft.context
     heavy = [layer.bytes_heavy for layer in work.layers]
-    heavy[-1] += 4 * plan.n_outputs * work.n_vocab  # logits lie where the output does
-    sizes = Sizes(tuple(layer.bytes_mixer for layer in work.layers), (*device_kv(given, plan), 0), tuple(heavy))
-    depth = max(depth_of(given, plan), 1)
-    model = CostModel(given.rates, work, use_of(plan, depth))
+    heavy[-1] += 4 * context.n_outputs * work.n_vocab  # logits lie where the output does
+    sizes = Sizes(tuple(layer.bytes_mixer for layer in work.layers), (*device_kv(given, draft), 0), tuple(heavy))
+    depth = max(depth_of(given.limits, context.n_ctx), 1)
+    model = CostModel(given.rates, work, Use(depth, context))
     places = (CPU, *budgets)
     crossing = {device: given.rates.crossing(device) for device in budgets}
     gpu = next((device for device in budgets if given.rates.computes_host_weights(device)), None)
     writing = {place: model.writing(place) for place in places}
     reading = {place: model.reading(place, gpu) for place in places}
-    per_batch = {device: seconds / min(plan.n_ubatch, depth) for device, seconds in crossing.items()}
-    weights = {"decode": (1.0, 0.0), "prompt": (0.0, 1.0), "mixed": (float(ANSWER_TOKENS), float(depth))}
-    answer, prompt = weights[given.limits.goal]
+    per_batch = {device: seconds / min(context.n_ubatch, depth) for device, seconds in crossing.items()}
+    answer, prompt = goal_weights(given.limits.goal, depth)
     uses = ((answer, writing, crossing), (prompt, reading, per_batch))
     return Problem(sizes, budgets, tuple(use for use in uses if use[0]))
 
 
-def _with(given: Given, found: Fast) -> Plan:
+def _with(given: Given, found: Fast) -> Draft:
     """The engine's settings for a placement."""
-    plan, placed = found.plan, found.placed
+    draft, placed = found.draft, found.placed
     counts = {device: count for device, count in zip(found.problem.budgets, placed.counts, strict=True) if count}
     several = len(found.problem.budgets) > 1 and placed.layers > 0
     placement = replace(
-        plan.placement,
-        overrides=patterns_of(given.work, placed.heavy_on_host),
+        draft.placement,
+        on_host=heavy_names(given.work, placed.heavy_on_host),
         # With several devices their order decides who gets which layers: it is fixed to the order planned for.
-        devices=tuple(counts) if several else plan.placement.devices,
+        devices=tuple(counts) if several else draft.placement.devices,
         tensor_split=tuple(float(count) for count in counts.values()) if len(counts) > 1 else (),
     )
-    return replace(plan, n_gpu_layers=placed.layers, placement=placement)
+    return draft.with_placement(placement, placed.layers)
 
 
-def patterns_of(
-    work: ModelWork, layers: frozenset[int], parted: Mapping[int, tuple[str, ...]] | None = None
-) -> tuple[tuple[str, str], ...]:
-    """Patterns that keep the heavy tensors of these layers on the CPU, one for each set of tensor names.
+def heavy_names(work: ModelWork, layers: Iterable[int]) -> tuple[str, ...]:
+    """Names of all tensors of these layers' heavy parts."""
+    return tuple(name for layer in sorted(layers) for name in work.layers[layer].heavy_names)
 
-    `parted`: layers of which only these tensors stay there.
-    """
-    parted = parted or {}
-    by_names: dict[tuple[str, ...], list[int]] = {}
-    output = len(work.layers) - 1
-    for layer in sorted(layers - {output}):
-        by_names.setdefault(parted.get(layer, work.layers[layer].heavy_names), []).append(layer)
-    patterns = [rf"blk\.({'|'.join(map(str, numbers))})\.({'|'.join(names)})" for names, numbers in by_names.items()]
-    patterns += [rf"^({'|'.join(work.layers[output].heavy_names)})" for _ in layers & {output}]
-    return tuple((pattern.replace(".weight", r"\.weight"), CPU) for pattern in patterns)
+
+def heavy_layers(work: ModelWork, placement: Placement) -> frozenset[int]:
+    """Layers whose heavy part stays on the host, all of it or some of its tensors; the output is the last."""
+    names = frozenset(placement.on_host)
+    return frozenset(index for index, layer in enumerate(work.layers) if not names.isdisjoint(layer.heavy_names))

@@ -9,67 +9,75 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import UsageError
-from ..units import format_size
-from .inputs import Given
-from .types import Plan
+from ..settings import CELL_STEP, Tiers
+from ..units import format_size, round_up
+from .inputs import Given, Notes
+from .types import Draft, Limits
 
-STEP = 256  # cells; the engine's attention works in blocks of these
+
+def with_tiers(given: Given, notes: Notes, draft: Draft) -> Draft:
+    """The draft with the device cells that --kv-vram leaves room for. Raises UsageError where two tiers cannot be."""
+    limits, context, shape = given.limits, draft.context, given.shape
+    if limits.kv_vram is None and limits.kv_ram_type is None:
+        return draft
+    _check(given)
+    if limits.kv_vram is None:
+        return draft  # the planner says how many cells lie where
+    per_layer = shape.kv_bytes_per_layer(context.n_ctx, context.type_k, context.type_v, context.n_ubatch)
+    global_layers = [size for size, layer in zip(per_layer, shape.layers, strict=True) if not layer.window]
+    windows = sum(per_layer) - sum(global_layers)  # windowed layers stay on the device
+    per_cell = sum(global_layers) / context.n_ctx
+    room = max(limits.kv_vram - windows, 0)
+    cells = int(room / per_cell / CELL_STEP) * CELL_STEP if per_cell else context.n_ctx
+    if cells >= context.n_ctx:
+        why = f"all {context.n_ctx} cells fit into --kv-vram {format_size(limits.kv_vram)}"
+        notes.because("kv tiers", "one memory", why)
+        return draft
+    why = f"as many as fit into --kv-vram {format_size(limits.kv_vram)}; the CPU attends to the others"
+    notes.because("kv tiers", described(context.n_ctx, cells), why)
+    return in_tiers(limits, draft, cells)
 
 
-def with_tiers(given: Given, plan: Plan) -> Plan:
-    """The plan with the device cells that --kv-vram leaves room for. Raises UsageError where two tiers cannot be."""
+def _check(given: Given) -> None:
     limits = given.limits
     flag = "--kv-vram" if limits.kv_vram is not None else "--kv-ram-type"
-    if limits.kv_vram is None and limits.kv_ram_type is None:
-        return plan
     if limits.flash_attention == "off" or not limits.placement.kv_offload:
         other = "-fa off" if limits.flash_attention == "off" else "-nkvo"
         raise UsageError(f"{flag} and {other} exclude each other", f"leave out {other}")
-    if not given.hardware.devices or limits.placement.devices == ():
+    if not given.may_use_devices:
         raise UsageError(f"{flag} was given, but there is no device", "leave it out, or see `hgguf engine`")
-    if limits.kv_vram is None:
-        return plan  # the planner says how many cells lie where
-    per_layer = given.shape.kv_bytes_per_layer(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
-    global_layers = [size for size, layer in zip(per_layer, given.shape.layers, strict=True) if not layer.window]
-    windows = sum(per_layer) - sum(global_layers)  # windowed layers stay on the device
-    per_cell = sum(global_layers) / plan.n_ctx
-    cells = int(max(limits.kv_vram - windows, 0) / per_cell / STEP) * STEP if per_cell else plan.n_ctx
-    if cells >= plan.n_ctx:
-        why = f"all {plan.n_ctx} cells fit into --kv-vram {format_size(limits.kv_vram)}"
-        given.notes.because("kv tiers", "one memory", why)
-        return plan
-    why = f"as many as fit into --kv-vram {format_size(limits.kv_vram)}; the CPU attends to the others"
-    given.notes.because("kv tiers", described(plan.n_ctx, cells), why)
-    return in_tiers(plan, cells, limits.kv_ram_type)
 
 
 def described(n_ctx: int, cells: int) -> str:
     return f"{cells} cells on the device, {n_ctx - cells} in host memory"
 
 
-def in_tiers(plan: Plan, cells: int, kind: str | None) -> Plan:
-    """The plan with so many cells on the device, the others in host memory as `kind`."""
-    return replace(plan, flash_attention="on", placement=replace(plan.placement, tier_cells=cells, tier_type=kind))
+def in_tiers(limits: Limits, draft: Draft, cells: int) -> Draft:
+    """The draft with so many cells on the device, the others in host memory as the limits say."""
+    tiers = Tiers(cells, limits.kv_ram_type, limits.kv_policy, limits.kv_cpu_tokens, limits.kv_share)
+    parted = draft.with_placement(replace(draft.placement, tiers=tiers))
+    return replace(parted, context=replace(parted.context, flash_attention="on"))
 
 
-def may_choose(given: Given, plan: Plan) -> bool:
-    """Whether the planner may part the cache: by measured rates alone, and where the user fixed nothing against it."""
-    limits = given.limits
-    open_ = limits.kv_vram is None and plan.placement.tier_cells is None and plan.placement.kv_offload
-    able = limits.flash_attention != "off" and not limits.stock_only and plan.n_ctx > STEP
+def may_choose(given: Given, draft: Draft) -> bool:
+    """Whether the planner may keep KV in two memories: by measured rates alone, and where nothing was fixed against
+    it."""
+    limits, place = given.limits, draft.placement
+    open_ = limits.kv_vram is None and place.tiers is None and place.kv_offload
+    able = limits.flash_attention != "off" and not limits.stock_only and draft.context.n_ctx > CELL_STEP
     return open_ and able and given.rates.measured
 
 
-def device_kv(given: Given, plan: Plan) -> tuple[int, ...]:
+def device_kv(given: Given, draft: Draft) -> tuple[int, ...]:
     """Bytes of each layer's cache on the device that the layer lies on."""
-    kv, cells = plan.kv, plan.placement.tier_cells
-    sizes = given.shape.kv_bytes_per_layer(plan.n_ctx, kv.type_k, kv.type_v, plan.n_ubatch)
-    if not plan.placement.kv_offload:
+    context, tiers = draft.context, draft.context.tiers
+    sizes = given.shape.kv_bytes_per_layer(context.n_ctx, context.type_k, context.type_v, context.n_ubatch)
+    if not draft.placement.kv_offload:
         return (0,) * len(sizes)
-    if cells is None or cells >= plan.n_ctx:
+    if tiers is None:
         return sizes
-    rows = -(-cells // STEP) * STEP + 1  # one spare row takes what belongs to the other tier
+    rows = round_up(tiers.cells, CELL_STEP) + 1  # one spare row takes what belongs to the other tier
     return tuple(
-        size if layer.window else size * rows // plan.n_ctx
+        size if layer.window else size * rows // context.n_ctx
         for size, layer in zip(sizes, given.shape.layers, strict=True)
     )

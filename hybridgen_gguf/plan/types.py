@@ -1,19 +1,24 @@
 """What a plan is made from and what it says: `Limits` (what a user allows) and `Plan` (what will be done). Plain data.
 
-Knows neither how a plan is made nor the engine. Invariant: `Plan` is complete: opening a model needs nothing else.
+Knows neither how a plan is made nor the engine. Invariant: `Draft` is complete: opening a model needs nothing else.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
-from ..settings import Placement
-from .cost import Predicted
+from ..settings import ContextSettings, ModelSettings, Placement, Tiers
 
-#: what a plan is to be fast at: writing, reading prompts, or a prompt of the expected depth and an answer of 256 tokens
+ANSWER_TOKENS = 256  # of the goal `mixed`, after a prompt of the expected depth
+#: what a plan is to be fast at: decode, prefill, or a prompt of the expected depth and an answer of ANSWER_TOKENS
 GOALS = ("decode", "prompt", "mixed")
 _LOAD_MODES = {(False, False): "none", (True, False): "mmap", (False, True): "mlock", (True, True): "mmap+mlock"}
+
+
+def goal_weights(goal: str, depth: int) -> tuple[float, float]:
+    """How many tokens a goal decodes and reads: weights of the seconds of one of each."""
+    return {"decode": (1.0, 0.0), "prompt": (0.0, 1.0), "mixed": (float(ANSWER_TOKENS), float(depth))}[goal]
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,11 @@ class Limits:
     """What the user allows or fixes. None: the planner chooses. Bytes, tokens and counts.
 
     `goal`: one of GOALS; `depth`: tokens expected in the context, for which the plan is to be fast. `kv_vram`: bytes of
-    KV that may lie on the device, the other cells in host memory as `kv_ram_type` (None: the type they have).
-    `stock_only`: plan nothing that stock llama.cpp cannot do. `n_outputs`: tokens of a micro-batch whose logits are
-    wanted; a prompt needs its last one's, and those of a whole micro-batch would take some 300 MB of the device.
+    KV that may lie on the device, the other cells in host memory as `kv_ram_type` (None: the type they have);
+    `kv_policy`, `kv_cpu_tokens`, `kv_share`: how those are used (settings.Tiers). `vram` 0: the CPU alone.
+    `stock_only`: plan nothing that stock llama.cpp cannot do. `strict`: settings without an effect are an error.
+    `n_outputs`: tokens of a micro-batch whose logits are wanted; a prompt needs its last one's, and those of a whole
+    micro-batch would take some 300 MB of the device.
     """
 
     n_ctx: int | None = None
@@ -44,7 +51,11 @@ class Limits:
     depth: int | None = None
     kv_vram: int | None = None
     kv_ram_type: str | None = None
+    kv_policy: str = "fill"
+    kv_cpu_tokens: int | None = None
+    kv_share: float | None = None
     stock_only: bool = False
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,34 +82,61 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class KvPlan:
-    """The KV cache: types of K and V, cells (tokens) in each tier, bytes of all of it."""
+class Predicted:
+    """Tokens a second at `depth` tokens of context: writing one more; reading a prompt of that length from empty."""
 
-    type_k: str
-    type_v: str
+    decode_tps: float
+    prompt_tps: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """Cells (tokens) of the KV cache in each memory, and bytes of all of it."""
+
     cells_device: int
     cells_host: int
     bytes: int
 
 
 @dataclass(frozen=True)
-class Plan:
+class Draft:
+    """What the engine would be opened with: a candidate while planning, and what a plan is in the end.
+
+    Both settings have the same placement; `with_placement` sees to that.
+    """
+
+    model: ModelSettings
+    context: ContextSettings
+
+    @property
+    def placement(self) -> Placement:
+        return self.model.placement
+
+    def with_placement(self, placement: Placement, n_gpu_layers: int | None = None) -> Self:
+        """The same with weights and KV elsewhere. `n_gpu_layers` None: as many as before."""
+        layers = self.model.n_gpu_layers if n_gpu_layers is None else n_gpu_layers
+        return replace(self, model=ModelSettings(layers, placement), context=replace(self.context, placement=placement))
+
+    def with_layers(self, n_gpu_layers: int) -> Self:
+        return replace(self, model=replace(self.model, n_gpu_layers=n_gpu_layers))
+
+    def with_context(self, n_ctx: int) -> Self:
+        return replace(self, context=replace(self.context, n_ctx=n_ctx))
+
+    def with_batch(self, n_ubatch: int) -> Self:
+        return replace(self, context=replace(self.context, n_ubatch=n_ubatch))
+
+
+@dataclass(frozen=True)
+class Plan(Draft):
     """What will be done. `memory` holds exact bytes by device; `reasons` says why, number by number.
 
     `predicted` is None where the machine was not measured.
     """
 
-    n_ctx: int
-    n_gpu_layers: int
     n_layers: int
     kv: KvPlan
-    threads: int
-    threads_batch: int
-    n_batch: int
-    n_ubatch: int
-    flash_attention: str
-    n_outputs: int = 1
-    placement: Placement = field(default_factory=Placement)
     memory: tuple[MemoryUse, ...] = ()
     predicted: Predicted | None = None
     reasons: tuple[Reason, ...] = ()
@@ -114,16 +152,17 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `hgguf plan --json` promises."""
+        context = self.context
         return {
             "placement": [asdict(use) | {"total": use.total} for use in self.memory],
-            "n_gpu_layers": self.n_gpu_layers,
+            "n_gpu_layers": self.model.n_gpu_layers,
             "n_layers": self.n_layers,
-            "n_ctx": self.n_ctx,
-            "kv": asdict(self.kv),
-            "threads": {"decode": self.threads, "prompt": self.threads_batch},
-            "batch": {"n_batch": self.n_batch, "n_ubatch": self.n_ubatch},
-            "flash_attention": self.flash_attention,
-            **asdict(self.placement),  # "overrides", "devices" and so on
+            "n_ctx": context.n_ctx,
+            "kv": {"type_k": context.type_k, "type_v": context.type_v, **asdict(self.kv)},
+            "threads": {"decode": context.threads, "prompt": context.threads_batch},
+            "batch": {"n_batch": context.n_batch, "n_ubatch": context.n_ubatch},
+            "flash_attention": context.flash_attention,
+            **placement_json(self.placement),
             "bytes": {"device": self.bytes_device, "host": self.bytes_host},
             "predicted": None if self.predicted is None else asdict(self.predicted),
             "reasons": [asdict(reason) for reason in self.reasons],
@@ -132,12 +171,13 @@ class Plan:
 
     def as_arguments(self) -> tuple[str, ...]:
         """The plan as flags of stock llama.cpp's programs, `--fit off` so that it changes nothing."""
-        place = self.placement
-        arguments = ["--fit", "off", "-c", str(self.n_ctx), "-ngl", str(self.n_gpu_layers), "-t", str(self.threads),
-                     "-tb", str(self.threads_batch), "-b", str(self.n_batch), "-ub", str(self.n_ubatch),
-                     "-ctk", self.kv.type_k, "-ctv", self.kv.type_v, "-fa", self.flash_attention]  # fmt: skip
+        place, context = self.placement, self.context
+        arguments = ["--fit", "off", "-c", str(context.n_ctx), "-ngl", str(self.model.n_gpu_layers),
+                     "-t", str(context.threads), "-tb", str(context.threads_batch), "-b", str(context.n_batch),
+                     "-ub", str(context.n_ubatch), "-ctk", context.type_k, "-ctv", context.type_v,
+                     "-fa", context.flash_attention]  # fmt: skip
         arguments += [] if place.kv_offload else ["-nkvo"]
-        for pattern, buffer_type in place.overrides:
+        for pattern, buffer_type in place.patterns:
             arguments += ["-ot", f"{pattern}={buffer_type}"]
         arguments += ["-dev", ",".join(place.devices) or "none"] if place.devices is not None else []
         arguments += ["-ts", ",".join(f"{share:g}" for share in place.tensor_split)] if place.tensor_split else []
@@ -146,3 +186,17 @@ class Plan:
         # --mlock and --no-mmap became values of --load-mode; mmap alone is its default.
         mode = _LOAD_MODES[place.use_mmap, place.use_mlock]
         return (*arguments, "-lm", mode) if mode != "mmap" else tuple(arguments)
+
+
+#: a tier's key in a plan's JSON: the field of Tiers
+TIER_KEYS = {"tier_cells": "cells", "tier_type": "type", "tier_policy": "policy", "tier_cpu_tokens": "cpu_tokens",
+             "tier_share": "share"}  # fmt: skip
+
+
+def placement_json(placement: Placement) -> dict[str, Any]:
+    """A placement's keys in a plan's JSON: "overrides" are all patterns, those for `on_host` first."""
+    fields = {name: value for name, value in asdict(placement).items() if name != "tiers"}
+    tiers = {key: getattr(placement.tiers or Tiers(0), name) for key, name in TIER_KEYS.items()}
+    if placement.tiers is None:
+        tiers["tier_cells"] = None
+    return fields | {"overrides": placement.patterns} | tiers

@@ -16,9 +16,10 @@ import psutil
 from numpy.typing import NDArray
 
 from ..engine.handles import Context, Model
-from ..loader import Prepared, open_weights, settings_of
-from ..settings import ModelSettings, Placement
+from ..loader import Prepared, open_weights
+from ..settings import CELL_STEP, ModelSettings
 from ..tuned import Setting
+from ..units import round_up
 from .places import applied
 from .search import Sample
 
@@ -53,11 +54,11 @@ class EngineMeter:
         self._read = False
         self._start: Setting | None = None
         self._reference: tuple[int, NDArray[np.float32]] | None = None  # of the start: its depth, what it said there
-        tiers = self._plan.placement.tier_cells is not None
+        tiers = self._plan.placement.tiers is not None
         self._most_read = _MOST_READ_TIERS_S if tiers else _MOST_READ_S
-        self._most_ctx = self._plan.n_ctx if tiers else 0
-        words = self._opened(settings_of(self._plan)[0]).tokenize(_TEXT.encode(), False, False)
-        most = min(tokens_read, self._plan.n_ctx - _WRITE - 1)
+        self._most_ctx = self._plan.context.n_ctx if tiers else 0
+        words = self._opened(self._plan.model).tokenize(_TEXT.encode(), False, False)
+        most = min(tokens_read, self._plan.context.n_ctx - _WRITE - 1)
         self._tokens = (words * (tokens_read // max(len(words), 1) + 1))[:most]
         self._answer = words[:_WRITE]
 
@@ -83,10 +84,10 @@ class EngineMeter:
         return Sample(decode_s, read_s if prompt else float("nan"), busy, divergence)
 
     def _open(self, setting: Setting) -> Context:
-        model_settings, wanted = settings_of(applied(self._plan, setting))
-        n_ctx = self._most_ctx or min(wanted.n_ctx, -(-(self.depth + _WRITE + 1) // 256) * 256)
-        wanted = replace(wanted, n_ctx=n_ctx, threads=1, threads_batch=1)  # threads are set without a new context
-        model = self._opened(model_settings)
+        draft = applied(self._plan, setting)
+        n_ctx = self._most_ctx or min(draft.context.n_ctx, round_up(self.depth + _WRITE + 1, CELL_STEP))
+        wanted = replace(draft.context, n_ctx=n_ctx, threads=1, threads_batch=1)  # set without a new context
+        model = self._opened(draft.model)
         if self._context is not None and self._context.settings == wanted:
             return self._context
         self._close_context()
@@ -95,10 +96,7 @@ class EngineMeter:
 
     def _opened(self, settings: ModelSettings) -> Model:
         """The model with its weights where `settings` want them; where the cache lies is the context's affair."""
-        place, plain = settings.placement, Placement()
-        place = replace(place, kv_offload=plain.kv_offload, tier_cells=plain.tier_cells, tier_type=plain.tier_type,
-                        tier_policy=plain.tier_policy, tier_cpu_tokens=plain.tier_cpu_tokens)  # fmt: skip
-        weights = replace(settings, placement=place)
+        weights = replace(settings, placement=settings.placement.of_weights)
         if self._model is None or weights != self._weights:
             self.close()
             self._model, self._weights = open_weights(self._prepared, settings), weights
@@ -152,9 +150,10 @@ class EngineMeter:
         if self._start is None or self._reference is None:
             self._start, self._reference = setting, (self.depth, _log_softmax(np.stack(logits)))
             return None
-        if setting.type_k == setting.type_v == self._plan.kv.type_k == self._plan.kv.type_v:
+        planned = self._plan.context
+        if setting.type_k == setting.type_v == planned.type_k == planned.type_v:
             return None
-        if self._reference[0] != self.depth:  # the text was cut since, and other words follow another text
+        if self._reference[0] != self.depth:  # the prompt was shortened since: measured again
             context = self._open(self._start)
             again: list[NDArray[np.float32]] = []
             context.set_threads(self._start.threads, self._start.threads_batch)

@@ -1,23 +1,22 @@
-"""Placements near one that was planned, for `tune` to measure: Plan → Plans that fit. Pure.
+"""Placements near one that was planned, for `tune` to measure: Draft → Drafts that fit. Pure.
 
 One layer more or less on the device; the FFN (or experts) of one layer more or less on the CPU; both in exchange, since
-either frees what the other needs; the cache on the other side; more or fewer cells of a parted cache on the device.
+either frees what the other needs; the cache on the other side; of KV in two memories more or fewer device cells.
 Knows no clock and no engine: what a placement takes is asked. Invariant: a neighbour fits every budget by exact bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from ..plan import Limits, MemoryUse, Plan
+from ..plan import Draft, Limits, MemoryUse, Plan
 from ..plan.cost import ModelWork
-from ..plan.make import heavy_on_host
-from ..plan.search import excess, patterns_of
+from ..plan.search import excess, heavy_layers, heavy_names
+from ..settings import CELL_STEP
 from ..tuned import Place, Setting
 
 Memory = tuple[MemoryUse, ...]
-_STEP = 256  # cells, the engine's step
 _EXCHANGES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))  # layers on the device, FFNs on the CPU
 
 
@@ -33,14 +32,14 @@ class Places:
         plan: Plan,
         work: ModelWork,
         budgets: Mapping[str, int],
-        bytes_of: Callable[[Sequence[Plan]], list[Memory]],
+        bytes_of: Callable[[Sequence[Draft]], list[Memory]],
     ) -> None:
         self._plan, self._work, self._budgets, self._bytes_of = plan, work, budgets, bytes_of
 
     def around(self, setting: Setting) -> list[Setting]:
         """Settings that differ from `setting` by one step of its placement, and fit."""
         plans = dict.fromkeys(near(applied(self._plan, setting), self._work))
-        return self.fitting([replace(setting, place=Place(p.n_gpu_layers, p.placement, p.n_ctx)) for p in plans])
+        return self.fitting([replace(setting, place=Place.of(plan)) for plan in plans])
 
     def fitting(self, settings: list[Setting]) -> list[Setting]:
         """Those of `settings` that fit."""
@@ -61,24 +60,17 @@ def may_vary(limits: Limits, plan: Plan) -> bool:
 
 def applied(plan: Plan, setting: Setting) -> Plan:
     """The plan with what a setting changes."""
-    kv = replace(plan.kv, type_k=setting.type_k, type_v=setting.type_v)
-    plan = replace(
-        plan,
-        threads=setting.threads,
-        threads_batch=setting.threads_batch,
-        n_batch=setting.n_batch,
-        n_ubatch=setting.n_ubatch,
-        flash_attention=setting.flash_attention,
-        kv=kv,
-    )
+    changes = {field.name: getattr(setting, field.name) for field in fields(setting) if field.name != "place"}
+    plan = replace(plan, context=replace(plan.context, **changes))
     if setting.place is None:
         return plan
-    return replace(plan, n_gpu_layers=setting.place.n_gpu_layers, placement=setting.place.placement)
+    return plan.with_placement(setting.place.placement, setting.place.n_gpu_layers)
 
 
-def near(plan: Plan, work: ModelWork) -> Iterator[Plan]:
+def near(draft: Draft, work: ModelWork) -> Iterator[Draft]:
     """Placements one step away, whether they fit or not."""
-    layers, kept = plan.n_gpu_layers, heavy_on_host(plan)
+    place, n_ctx, layers = draft.placement, draft.context.n_ctx, draft.model.n_gpu_layers
+    kept = heavy_layers(work, place)
     for more_layers, more_kept in _EXCHANGES:
         count = layers + more_layers
         if not 0 <= count <= len(work.layers):
@@ -86,16 +78,14 @@ def near(plan: Plan, work: ModelWork) -> Iterator[Plan]:
         on_device = range(len(work.layers) - count, len(work.layers))
         parted = _one_more(kept & set(on_device), on_device, work, more_kept)
         if parted is not None:
-            placement = replace(plan.placement, overrides=patterns_of(work, parted))
-            yield replace(plan, n_gpu_layers=count, placement=placement)
-    place = plan.placement
-    if layers and place.tier_cells is None:
-        yield replace(plan, placement=replace(place, kv_offload=not place.kv_offload))
-    if place.tier_cells is not None:
-        step = max(plan.n_ctx // 8 // _STEP, 1) * _STEP
-        for cells in (place.tier_cells - step, place.tier_cells + step):
-            if 0 < cells < plan.n_ctx:
-                yield replace(plan, placement=replace(place, tier_cells=cells))
+            yield draft.with_placement(replace(place, on_host=heavy_names(work, parted)), count)
+    if layers and place.tiers is None:
+        yield draft.with_placement(replace(place, kv_offload=not place.kv_offload))
+    if place.tiers is not None:
+        step = max(n_ctx // 8 // CELL_STEP, 1) * CELL_STEP
+        for cells in (place.tiers.cells - step, place.tiers.cells + step):
+            if 0 < cells < n_ctx:
+                yield draft.with_placement(replace(place, tiers=replace(place.tiers, cells=cells)))
 
 
 def _one_more(kept: frozenset[int], on_device: range, work: ModelWork, more: int) -> frozenset[int] | None:

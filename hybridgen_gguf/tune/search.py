@@ -13,14 +13,14 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from ..errors import EngineError
-from ..plan import Limits, Plan
+from ..plan import Draft, Limits
+from ..plan.types import goal_weights
 from ..tuned import Setting
 
-ANSWER_TOKENS = 256
 LEAST_GAIN = 0.01
 _NEAR = 1.04  # times the best's seconds: measured again before it is given up
 QUALITY_LIMIT = 0.01  # nats of divergence per token that another cache type may cost
@@ -128,14 +128,14 @@ class Search:
         for name in ("decode_s", "prompt_s"):
             own = trial.median(name)
             parts[name] = self.best.median(name) if math.isnan(own) else own
-        weights = {"decode": (1, 0), "prompt": (0, 1), "mixed": (ANSWER_TOKENS, self.depth)}[self.goal]
-        return weights[0] * parts["decode_s"] + weights[1] * parts["prompt_s"]
+        decode, prompt = goal_weights(self.goal, self.depth)
+        return decode * parts["decode_s"] + prompt * parts["prompt_s"]
 
 
-def start_of(plan: Plan) -> Setting:
-    """The setting of a plan."""
-    return Setting(plan.threads, plan.threads_batch, plan.n_batch, plan.n_ubatch, plan.flash_attention,
-                   plan.kv.type_k, plan.kv.type_v)  # fmt: skip
+def start_of(draft: Draft) -> Setting:
+    """The setting of a plan: those fields of its context that tuning may change."""
+    names = (field.name for field in fields(Setting) if field.name != "place")
+    return Setting(**{name: getattr(draft.context, name) for name in names})
 
 
 def axes_of(
@@ -185,7 +185,7 @@ def _caches(setting: Setting, types: tuple[str, ...]) -> list[Setting]:
 
 
 def _flash(setting: Setting) -> list[Setting]:
-    if setting.place is not None and setting.place.placement.tier_cells is not None:
+    if setting.place is not None and setting.place.placement.tiers is not None:
         return []  # two tiers need it
     if setting.flash_attention == "off":
         return [replace(setting, flash_attention="on")]

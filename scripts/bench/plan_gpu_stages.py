@@ -245,27 +245,27 @@ class Bench:
             "a quarter of the heavy parts, read": {"overrides": some, "use_mmap": False},
             "half of the heavy parts": {"overrides": half},
             "the output": {"overrides": [["^output\\.weight", "CPU"]]},
-            "all KV but 256 cells": {"tier_cells": 256},
-            "half of the KV": {"tier_cells": n_ctx // 2},
+            "all KV but 256 cells": {"tiers": {"cells": 256}},
+            "half of the KV": {"tiers": {"cells": n_ctx // 2}},
         }
         for what, changes in variants.items():
             place = self.place(n_ctx, changes.pop("ngl", n + 1), **changes)
             row = {"ours": self.measure(path, n_ctx, place, self.ours)}
-            if "tier_cells" not in changes and "use_mmap" not in changes:
+            if "tiers" not in changes and "use_mmap" not in changes:
                 row["stock"] = self.measure(path, n_ctx, place, self.stock)
             self.say(what="parts", model=name, n_ctx=n_ctx, part=what, **row)
 
     def place(self, n_ctx: int, ngl: int, **placement: Any) -> dict[str, Any]:
         """The settings for a placement with llama.cpp's default batches."""
-        from hybridgen_gguf.settings import ContextSettings, ModelSettings, Placement
+        from hybridgen_gguf.settings import ContextSettings, ModelSettings, placement_of
 
-        place = Placement(**placement)
+        place = placement_of(placement)
         context = ContextSettings(n_ctx, flash_attention="on", threads=self.threads, threads_batch=self.threads,
                                   n_outputs=1, placement=place)  # fmt: skip
         return {"model": asdict(ModelSettings(ngl, place)), "context": asdict(context)}
 
     def planned(self, path: Path, n_ctx: int, budget: float) -> dict[str, Any]:
-        from hybridgen_gguf.loader import prepare, settings_of
+        from hybridgen_gguf.loader import prepare
         from hybridgen_gguf.plan import Limits
 
         start = time.perf_counter()
@@ -275,7 +275,7 @@ class Bench:
             plan = prepare(path, limits, rpc=self.rpc).plan
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"}
-        model, context = settings_of(plan)
+        model, context = plan.model, plan.context
         predicted = plan.predicted.decode_tps if plan.predicted else None
         return {"model": asdict(model), "context": asdict(context), "predicted_tps": predicted,
                 "foretold_bytes": plan.bytes_device, "planning_s": round(time.perf_counter() - start, 2),
@@ -380,8 +380,8 @@ def short(side: Any) -> Any:
     if not isinstance(side, dict) or "model" not in side:
         return side
     kept = {key: value for key, value in side.items() if key not in ("model", "context", "why")}
-    tiers = {key: side["model"]["placement"].get(key) for key in ("tier_cells", "tier_type", "tier_cpu_tokens")}
-    return kept | ({} if tiers["tier_cells"] is None else tiers)
+    tiers = side["model"]["placement"].get("tiers")
+    return kept | ({} if tiers is None else {f"tier_{key}": tiers[key] for key in ("cells", "type", "cpu_tokens")})
 
 
 def middle(measured: list[dict[str, Any]]) -> dict[str, Any]:

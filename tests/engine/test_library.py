@@ -117,7 +117,7 @@ prepared = prepare(Path(sys.argv[1]), limits, rpc=[sys.argv[2]])
 with open_model(prepared) as opened:
     real = opened.memory()
 totals = [[[use.device, use.total] for use in uses] for uses in (prepared.plan.memory, real)]
-print(json.dumps([prepared.plan.n_gpu_layers, *totals]))
+print(json.dumps([prepared.plan.model.n_gpu_layers, *totals]))
 """
 
 

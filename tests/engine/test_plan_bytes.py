@@ -42,7 +42,7 @@ def test_foretold_and_allocated(engine: Library, rpc_device: str, model: Path, v
 def test_budgets_part_the_model(engine: Library, rpc_device: str, model: Path) -> None:
     """The cases above are not all the same plan."""
     layers = [
-        prepare(model, Limits(n_ctx=4096, n_ubatch=128, vram=mib * MIB), rpc=(rpc_device,)).plan.n_gpu_layers
+        prepare(model, Limits(n_ctx=4096, n_ubatch=128, vram=mib * MIB), rpc=(rpc_device,)).plan.model.n_gpu_layers
         for mib in (1, 25, 200)
     ]
     assert layers[0] == 0 and 0 < layers[1] < 9 and layers[2] == 9
@@ -59,7 +59,7 @@ def test_two_memories(
 ) -> None:
     """Room for host rows that are copied ahead is foretold as well."""
     limits = Limits(n_ctx=4096, n_ubatch=128, n_gpu_layers=-1, flash_attention="on", kv_vram=8 * MIB, kv_ram_type=kind)
-    limits = replace(limits, placement=Placement(tier_share=share))
+    limits = replace(limits, kv_share=share)
     scratch = {}
     for prefetch in ("off", "on"):
         monkeypatch.setenv("HGGUF_KV_PREFETCH", prefetch)  # for the child that counts

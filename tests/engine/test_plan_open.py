@@ -53,7 +53,7 @@ with open_model(Prepared(path, hardware, shape, plan, rpc)) as opened:
     uses = (plan.memory, opened.memory())
     logits = [float(value) for value in opened.context.logits()[:8]]
 print(json.dumps({"names": [device.name for device in devices], "devices": plan.placement.devices,
-                  "split": plan.placement.tensor_split, "layers": plan.n_gpu_layers, "logits": logits,
+                  "split": plan.placement.tensor_split, "layers": plan.model.n_gpu_layers, "logits": logits,
                   "bytes": [{use.device: use.total for use in found if use.total} for found in uses]}))
 """
 
@@ -98,7 +98,7 @@ def test_no_vocabulary(engine: Library, tmp_path: Path) -> None:
         sys.path.pop(0)
     path = tmp_path / "bare.gguf"
     write_model(path, "tiny")
-    assert prepare(path, Limits(n_ctx=256)).plan.n_ctx == 256, "a plan needs no vocabulary"
+    assert prepare(path, Limits(n_ctx=256)).plan.context.n_ctx == 256, "a plan needs no vocabulary"
     command = [sys.executable, "-m", "hybridgen_gguf", "run", str(path), "-p", "x", "-n", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "has no vocabulary" in done.stderr, done.stderr
@@ -142,9 +142,9 @@ def test_two_memories_by_the_planner_itself(engine: Library, rpc_device: str, tm
     shape = read_shape(model)
     with Child((rpc_device,)) as child:
         plan = make_plan(hardware, shape, limits, oracle(child, shape, hardware))
-    assert plan.placement.tier_cells is not None and plan.kv.cells_host > 0
+    assert plan.placement.tiers is not None and plan.kv.cells_host > 0
     assert plan.bytes_device <= 80 * MIB and plan.predicted is not None
-    plan = replace(plan, placement=replace(plan.placement, tier_cells=256))  # soon full
+    plan = plan.with_placement(replace(plan.placement, tiers=replace(plan.placement.tiers, cells=256)))  # soon full
     with Child((rpc_device,)) as child:
         foretold = {use.device: use for use in oracle(child, shape, hardware)(plan) if use.total}
     with open_model(Prepared(model, hardware, shape, plan, (rpc_device,))) as opened:

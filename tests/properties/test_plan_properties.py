@@ -79,8 +79,8 @@ def test_the_cases_hold_every_kind_of_plan() -> None:
     kinds = set()
     for name, mib in (("much KV", 1000), ("much KV", 1600), ("much KV", 9000), ("experts", 300)):
         plan = planned(quick_attention(), SHAPES[name], mib * MIB, 32768, 0.9, "decode")
-        whole = plan.n_gpu_layers == plan.n_layers + 1 and not plan.placement.overrides
-        kinds.add("two" if plan.placement.tier_cells is not None else "all" if whole else "one")
+        whole = plan.model.n_gpu_layers == plan.n_layers + 1 and not plan.placement.patterns
+        kinds.add("two" if plan.placement.tiers is not None else "all" if whole else "one")
     assert kinds == {"two", "one", "all"}
 
 
@@ -88,15 +88,15 @@ def test_a_context_that_fits_has_one_memory() -> None:
     hardware = machine(8, 45, 60, gpu("GPU0", 30, 60, 1), split=1e-6)  # a card hardly faster than the CPU
     for shape in SHAPES.values():
         plan = planned(hardware, shape, 20 << 30, 32768, 0.9, "decode")
-        assert plan.placement.tier_cells is None and plan.n_gpu_layers == shape.n_layers + 1
+        assert plan.placement.tiers is None and plan.model.n_gpu_layers == shape.n_layers + 1
 
 
 def test_tiers_are_left_where_they_cannot_be() -> None:
     hardware, shape = quick_attention(), SHAPES["much KV"]
-    assert planned(hardware, shape, 1600 * MIB, 32768, 0.9, "decode").placement.tier_cells is not None
+    assert planned(hardware, shape, 1600 * MIB, 32768, 0.9, "decode").placement.tiers is not None
     for limits in (Limits(flash_attention="off"), Limits(stock_only=True), Limits(kv_vram=1 << 40)):
         wanted = replace(limits, n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode")
-        assert make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan)).placement.tier_cells is None
+        assert make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan)).placement.tiers is None
 
 
 def test_host_memory_that_tiers_need_must_be_there() -> None:
@@ -104,7 +104,7 @@ def test_host_memory_that_tiers_need_must_be_there() -> None:
     hardware, shape = quick_attention(), SHAPES["much KV"]
     wanted = Limits(n_ctx=32768, depth=30000, vram=1600 * MIB, goal="decode")
     parted = make_plan(hardware, shape, wanted, lambda plan: counted(shape, plan))
-    assert parted.placement.tier_cells is not None
+    assert parted.placement.tiers is not None
     tight = replace(wanted, ram=parted.bytes_host - MIB)
     plan = make_plan(hardware, shape, tight, lambda plan: counted(shape, plan))
-    assert plan.bytes_host <= parted.bytes_host - MIB and plan.n_ctx == 32768
+    assert plan.bytes_host <= parted.bytes_host - MIB and plan.context.n_ctx == 32768

@@ -14,7 +14,7 @@ from hybridgen_gguf.model_file.header import Header, TensorInfo, Value
 from hybridgen_gguf.model_file.shape import ModelShape, shape_of
 from hybridgen_gguf.model_file.split import ModelFile
 from hybridgen_gguf.model_file.types import row_bytes
-from hybridgen_gguf.plan import MemoryUse, Plan
+from hybridgen_gguf.plan import Draft, MemoryUse
 
 GIB = 1 << 30
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "F16")
@@ -117,42 +117,42 @@ def machine(
     return Hardware(cpu, Memory(round(memory * GIB), round(memory * GIB), read=tuple(read)), devices, links)
 
 
-def counted(shape: ModelShape, plan: Plan) -> tuple[MemoryUse, ...]:
+def counted(shape: ModelShape, plan: Draft) -> tuple[MemoryUse, ...]:
     """Bytes by device: tensors by their names and the plan's patterns, KV by layer, scratch by a rule of thumb."""
     names = list(plan.placement.devices or ()) or ["GPU0"]
-    places = _places(plan, names)
-    kv = shape.kv_bytes_per_layer(plan.n_ctx, plan.kv.type_k, plan.kv.type_v, plan.n_ubatch)
+    places, context = _places(shape, plan, names), plan.context
+    kv = shape.kv_bytes_per_layer(context.n_ctx, context.type_k, context.type_v, context.n_ubatch)
     weights, cache = dict.fromkeys(["CPU", *names], 0), dict.fromkeys(["CPU", *names], 0)
     output_on = "CPU"
     for tensor in shape.file.tensors:
         block = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk.") else None
         place = places[block] if block is not None else "CPU" if tensor.name == "token_embd.weight" else places[-1]
-        override = next((to for pattern, to in plan.placement.overrides if re.search(pattern, tensor.name)), None)
+        override = next((to for pattern, to in plan.placement.patterns if re.search(pattern, tensor.name)), None)
         weights[override or place] += tensor.bytes
         output_on = (override or place) if tensor.name == "output.weight" else output_on
-    cells = plan.placement.tier_cells
+    tiers = context.tiers
     for layer, size in enumerate(kv):
         on_device = places[layer] != "CPU" and plan.placement.kv_offload
-        part = size if cells is None or cells >= plan.n_ctx else size * (cells + 1) // plan.n_ctx
+        part = size if tiers is None else size * (tiers.cells + 1) // context.n_ctx
         cache[places[layer] if on_device else "CPU"] += part if on_device else size
         cache["CPU"] += size - part if on_device else 0
-    scratch = {name: 4 * plan.n_ubatch * (3 * shape.n_ff + 4 * shape.n_embd) for name in weights if name in places}
-    if cells is not None and cells < plan.n_ctx:  # for prompts the rows of a layer are joined on the device
+    scratch = {name: 4 * context.n_ubatch * (3 * shape.n_ff + 4 * shape.n_embd) for name in weights if name in places}
+    if tiers is not None:  # for prompts the rows of a layer are joined on the device
         scratch = {name: size + 2 * max(kv) for name, size in scratch.items()}
     scratch["CPU"] = scratch.get("CPU", 0) + (8 << 20)
     scratch[output_on] = scratch.get(output_on, 0) + 4 * shape.n_vocab  # of one token, as the loader asks
     return tuple(MemoryUse(n, weights[n], cache[n], scratch.get(n, 0)) for n in weights if n == "CPU" or n in places)
 
 
-def _places(plan: Plan, names: list[str]) -> list[str]:
+def _places(shape: ModelShape, plan: Draft, names: list[str]) -> list[str]:
     """Where the engine puts each layer, the output last (llama-model.cpp: get_layer_buft_list)."""
-    n = plan.n_layers + 1
-    first, shares = n - plan.n_gpu_layers, plan.placement.tensor_split or (1.0,)
+    n, layers = shape.n_layers + 1, plan.model.n_gpu_layers
+    first, shares = n - layers, plan.placement.tensor_split or (1.0,)
     ends = [sum(shares[: i + 1]) / sum(shares) for i in range(len(shares))]
     places = []
     for layer in range(n):
         if layer < first:
             places.append("CPU")
         else:
-            places.append(names[next(i for i, end in enumerate(ends) if (layer - first) / plan.n_gpu_layers < end)])
+            places.append(names[next(i for i, end in enumerate(ends) if (layer - first) / layers < end)])
     return places

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import BadFile, EngineError
-from ...model_file.types import ggml_type, row_bytes
+from ...model_file.types import ggml_type
 from ...printable import printable
 from .binding import ggml, llama, on_log
 from .digest import Digests
@@ -27,7 +27,6 @@ _FALLBACK = re.compile(
     r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\w+)\).*falling back to +(\w+)"
 )
 _SPLIT_KEYS = (b"split.no", b"split.count", b"split.tensors.count")
-_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT: the quantizer pads to it whatever the source's own alignment is
 _INT, _STR = 0, 3
 _NO_TYPE = 43  # GGML_TYPE_COUNT
 # A tensor is worked on in slabs of this size: the bytes are the same, the memory is bounded. 256 MiB takes 4 % more of
@@ -289,14 +288,3 @@ class _Gguf:
 
     def _u32(self, key: bytes, value: int) -> None:
         self._lib.gguf_set_val_u32(self._handle, key, ctypes.c_uint32(value))
-
-
-def tensor_bytes(tensor: Mapping[str, Any]) -> int:
-    """Bytes of a forecast tensor in its new type, without padding."""
-    rows: int = tensor["rows"]
-    return rows * row_bytes(tensor["to"], tensor["columns"])
-
-
-def padded(size: int) -> int:
-    """`size` rounded up to the writer's alignment."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

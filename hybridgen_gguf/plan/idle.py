@@ -1,0 +1,36 @@
+"""Settings of the user that change nothing for this model on this machine, in words. Pure.
+
+Knows no plan. Invariant: each is named once, with the flag and what was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import UsageError
+from ..settings import Placement
+from .buffers import EXPERTS, idle_patterns
+from .inputs import Given, Notes
+
+
+def note_idle(given: Given, notes: Notes) -> None:
+    """Warns of settings without an effect. Raises UsageError for the first where the limits are strict."""
+    found = list(_idle(given))
+    if found and given.limits.strict:
+        raise UsageError(found[0], "leave it out, or leave out --strict")
+    notes.warnings += found
+
+
+def _idle(given: Given) -> Iterator[str]:
+    fixed, plain = given.limits.placement, Placement()
+    for pattern in idle_patterns([tensor.name for tensor in given.shape.file.tensors], fixed.overrides):
+        flag = f"-ncmoe (pattern {pattern})" if pattern.endswith(EXPERTS) else f"-ot {pattern}"
+        yield f"{flag} has no effect: it matches no tensor of this model"
+    if given.may_use_devices:
+        return
+    if fixed.tensor_split:
+        yield f"-ts {','.join(f'{share:g}' for share in fixed.tensor_split)} has no effect: no device is used"
+    if fixed.main_gpu != plain.main_gpu:
+        yield f"-mg {fixed.main_gpu} has no effect: no device is used"
+    if fixed.split_mode != plain.split_mode:
+        yield f"-sm {fixed.split_mode} has no effect: no device is used"
