@@ -58,7 +58,13 @@ class Ggml:
             t = self.base.ggml_new_tensor_4d(c.ctx, number, flat.shape[-1], flat.size // flat.shape[-1], 1, 1)
             size = self.base.ggml_nbytes(t)
             self.base.ggml_quantize_chunk(
-                number, flat.ctypes.data, self.base.ggml_get_data(t), 0, flat.size // flat.shape[-1], flat.shape[-1], None
+                number,
+                flat.ctypes.data,
+                self.base.ggml_get_data(t),
+                0,
+                flat.size // flat.shape[-1],
+                flat.shape[-1],
+                None,
             )
             raw = np.frombuffer(ctypes.string_at(self.base.ggml_get_data(t), size), np.uint8).copy()
         return raw, self._values(number, raw, flat.size).reshape(flat.shape)
@@ -87,7 +93,9 @@ class Ggml:
         self.base.hg_switch_set(b"cpu-matrix", switch.encode())
         try:
             with Context(self, raw.nbytes + 64 * x.nbytes + (256 << 20)) as c:
-                w = self.base.ggml_new_tensor_4d(c.ctx, TYPES[kind][0], *reversed((1,) * (4 - len(shape)) + tuple(shape)))
+                w = self.base.ggml_new_tensor_4d(
+                    c.ctx, TYPES[kind][0], *reversed((1,) * (4 - len(shape)) + tuple(shape))
+                )
                 ctypes.memmove(self.base.ggml_get_data(w), raw.ctypes.data, raw.nbytes)
                 t = c.tensor(x, 0)
                 if ids is None:
