@@ -205,13 +205,7 @@ class OpenModel(Closing):
         if os.environ.get("HGGUF_DEVICE_SAMPLER") == "off" or not devices or devices[-1] == "CPU":
             return None
         try:
-            return DeviceSample(
-                self.model.library.llama,
-                self.context.handle,
-                n_vocab=self.model.n_vocab,
-                count=count,
-                probabilities=probabilities,
-            )
+            return self.context.device_sample(count, probabilities)
         except EngineError:
             return None
 

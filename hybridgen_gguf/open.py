@@ -13,7 +13,6 @@ from typing import Any
 
 from .adapt.border import Feedback
 from .adapt.threads import Governor
-from .engine.native_sample import native_sampler
 from .errors import UsageError
 from .generate import LanguageModel
 from .loader import Prepared, open_model, prepare
@@ -53,7 +52,7 @@ def open_prepared(
     border = None
     if adapt_kv and layer is not None and asked.tiers is not None and opened.context.tier_counters() is not None:
         border = Feedback(opened.context, layer.queries, asked.tiers.cpu_tokens)
-    return LanguageModel(opened, native_sampler(opened.model.library.llama), governor, border)
+    return LanguageModel(opened, opened.model.native_sampler(), governor, border)
 
 
 def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridgen_gguf.engine.graphs.kernels import Attention, Kernels, Matrices
+from hybridgen_gguf.engine.graphs.kernels import AttentionNodes, Kernels, Matrices
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import EngineError
 from hybridgen_gguf.machine import measure as profiling
@@ -85,7 +85,7 @@ def test_kernels_on_the_rpc_device(engine: Library, rpc_device: str) -> None:
     """The same code that measures a GPU."""
     engine.add_rpc(rpc_device)
     with Kernels("RPC0") as kernels:
-        for work in (Matrices("Q4_K", 256, 256, 1, 2), Attention("F16", 256, 1, 4, 2, 64, 1), 10):
+        for work in (Matrices("Q4_K", 256, 256, 1, 2), AttentionNodes("F16", 256, 1, 4, 2, 64, 1), 10):
             run = kernels.graph(work)
             assert run is not None
             run()

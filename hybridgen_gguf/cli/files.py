@@ -81,7 +81,6 @@ def engine_verb(as_json: bool) -> None:
     from ..engine.handles import start
 
     library = start()
-    library.api.llama_backend_init()
     devices = library.devices()
     if as_json:
         show.data({

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import POINTER, Structure, c_bool, c_float, c_int32, c_uint32, c_void_p
 from typing import Any
 
 import numpy as np
@@ -16,45 +15,15 @@ from numpy.typing import NDArray
 
 from ..closing import Closing
 from ..errors import EngineError
-
-
-class _ChainParams(Structure):
-    """struct llama_sampler_chain_params."""
-
-    _fields_ = (("no_perf", c_bool),)
-
-
-# fmt: off
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    # struct llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params params);
-    "llama_sampler_chain_init": (c_void_p, (_ChainParams,)),
-    # void llama_sampler_chain_add(struct llama_sampler * chain, struct llama_sampler * smpl);
-    "llama_sampler_chain_add": (None, (c_void_p, c_void_p)),
-    # void llama_sampler_free(struct llama_sampler * smpl);
-    "llama_sampler_free": (None, (c_void_p,)),
-    # bool llama_set_sampler(struct llama_context * ctx, llama_seq_id seq_id, struct llama_sampler * smpl);
-    "llama_set_sampler": (c_bool, (c_void_p, c_int32, c_void_p)),
-    # uint32_t llama_get_sampled_logits_count_ith(struct llama_context * ctx, int32_t i);
-    "llama_get_sampled_logits_count_ith": (c_uint32, (c_void_p, c_int32)),
-    # float * llama_get_sampled_logits_ith(struct llama_context * ctx, int32_t i);
-    "llama_get_sampled_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
-    # float * llama_get_sampled_probs_ith(struct llama_context * ctx, int32_t i);
-    "llama_get_sampled_probs_ith": (POINTER(c_float), (c_void_p, c_int32)),
-    # llama_token * llama_get_sampled_candidates_ith(struct llama_context * ctx, int32_t i);
-    "llama_get_sampled_candidates_ith": (POINTER(c_int32), (c_void_p, c_int32)),
-    # struct llama_sampler * hg_sampler_init_top(int32_t k, int32_t want_probs);
-    "hg_sampler_init_top": (c_void_p, (c_int32, c_int32)),
-    # bool hg_sample_fetch_logits(struct llama_context * ctx, int32_t i, float * out);
-    "hg_sample_fetch_logits": (c_bool, (c_void_p, c_int32, c_void_p)),
-}
-# fmt: on
+from .abi.llama import ChainParams
 
 
 class DeviceSample(Closing):
     """`count` largest logits of sequence `sequence` after each decode. Raises EngineError when the engine cannot.
 
-    `context`: the llama_context's handle. While attached, `llama_get_logits` of that sequence is stale; use `read`, or
-    `fetch` for all logits. `probabilities`: also find the log-sum-exp of all logits (for log-probabilities).
+    `llama`: `library.Library.llama`; `context`: the llama_context's handle. While attached, `llama_get_logits` of that
+    sequence is stale; use `read`, or `fetch` for all logits. `probabilities`: also find the log-sum-exp of all logits,
+    for log-probabilities.
     """
 
     def __init__(
@@ -69,26 +38,26 @@ class DeviceSample(Closing):
     ) -> None:
         if not hasattr(llama, "hg_sampler_init_top"):
             raise EngineError("this engine has no device sampler", "build ours: scripts/build_engine")
-        self._call = {name: _declared(llama, name) for name in _FUNCTIONS}
+        self._llama = llama
         self._context, self._sequence, self._n_vocab = context, sequence, n_vocab
         self._all = np.empty(n_vocab, np.float32)
-        self._chain = self._call["llama_sampler_chain_init"](_ChainParams(True))
-        self._call["llama_sampler_chain_add"](self._chain, self._call["hg_sampler_init_top"](count, probabilities))
-        if not self._call["llama_set_sampler"](context, sequence, self._chain):
-            self._call["llama_sampler_free"](self._chain)
+        self._chain = self._llama.llama_sampler_chain_init(ChainParams(True))
+        self._llama.llama_sampler_chain_add(self._chain, self._llama.hg_sampler_init_top(count, probabilities))
+        if not self._llama.llama_set_sampler(context, sequence, self._chain):
+            self._llama.llama_sampler_free(self._chain)
             self._chain = None
             raise EngineError("the device cannot sample", "tensor splitting (-sm tensor) has no device sampler")
 
     def read(self, output: int = -1) -> tuple[NDArray[np.int64], NDArray[np.float32], float | None]:
         """Ids and logits in no order, and the log-sum-exp of all logits or None. `output`: as llama_get_logits_ith."""
-        count = self._call["llama_get_sampled_logits_count_ith"](self._context, output)
-        logits = self._call["llama_get_sampled_logits_ith"](self._context, output)
+        count = self._llama.llama_get_sampled_logits_count_ith(self._context, output)
+        logits = self._llama.llama_get_sampled_logits_ith(self._context, output)
         if not count or not logits:
             raise EngineError("the device gave no logits: the last token read asked for none")
-        ids = self._call["llama_get_sampled_candidates_ith"](self._context, output)
+        ids = self._llama.llama_get_sampled_candidates_ith(self._context, output)
         values = np.ctypeslib.as_array(logits, shape=(count,)).copy()
         tokens = np.ctypeslib.as_array(ids, shape=(count,)).astype(np.int64)
-        probabilities = self._call["llama_get_sampled_probs_ith"](self._context, output)
+        probabilities = self._llama.llama_get_sampled_probs_ith(self._context, output)
         if not probabilities:
             return tokens, values, None
         best = int(values.argmax())
@@ -97,19 +66,13 @@ class DeviceSample(Closing):
 
     def fetch(self, output: int = -1) -> NDArray[np.float32]:
         """All logits of an output of the last decode, from the device; a view that is valid until the next `fetch`."""
-        if not self._call["hg_sample_fetch_logits"](self._context, output, self._all.ctypes.data):
+        if not self._llama.hg_sample_fetch_logits(self._context, output, self._all.ctypes.data):
             raise EngineError("the logits are no longer on the device")
         return self._all
 
     def close(self) -> None:
         """Detaches; the context gives all logits again from the next decode on."""
         if self._chain:
-            self._call["llama_set_sampler"](self._context, self._sequence, None)
-            self._call["llama_sampler_free"](self._chain)
+            self._llama.llama_set_sampler(self._context, self._sequence, None)
+            self._llama.llama_sampler_free(self._chain)
             self._chain = None
-
-
-def _declared(llama: ctypes.CDLL, name: str) -> Any:
-    function = llama[name]  # by index: a function object of our own, so that its types are ours
-    function.restype, function.argtypes = _FUNCTIONS[name]
-    return function

@@ -20,7 +20,7 @@ def listen(library: Library) -> None:
     """From now on `act` is called, where there is one."""
     global _kept
     if (ending := act) is not None and _kept is None:
-        from .abi import AbortCallback
+        from .abi.ggml import AbortCallback
 
         _kept = AbortCallback(lambda message: ending(reason(message.decode("utf-8", "replace"))))
         library.base.ggml_set_abort_callback(_kept)

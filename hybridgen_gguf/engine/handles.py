@@ -20,8 +20,12 @@ from numpy.typing import NDArray
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
 from ..settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
-from . import abi, forking, giving_up, log
+from . import forking, giving_up, log
+from .abi.hg import MemoryEntry
+from .abi.llama import TensorOverride
+from .device_sample import DeviceSample
 from .library import Library, load
+from .native_sample import NativeSample, native_sampler
 from .tiers import TierCounters, Tiers, counters, pending, set_cpu_tokens
 
 _ABORTED = 2
@@ -36,18 +40,13 @@ _LOAD_MODES = {
 }  # (mmap, mlock), enum llama_load_mode
 
 
-class _Override(ctypes.Structure):
-    """struct llama_model_tensor_buft_override (include/llama.h)."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
 def start(*, echo_log: bool = False) -> Library:
-    """Loads the engine and takes over its log. Cheap when done before."""
+    """Loads the engine, takes over its log and starts its backends. Cheap when done before."""
     library = load()
     log.capture(library.api, echo=echo_log)
     giving_up.listen(library)
     forking.survive()
+    library.api.llama_backend_init()
     return library
 
 
@@ -55,9 +54,7 @@ def set_numa(strategy: str) -> None:
     """How threads meet NUMA nodes, for the whole process. Raises UsageError for an unknown strategy."""
     if strategy not in NUMA:
         raise UsageError(f"--numa {strategy} is not known", f"one of: {', '.join(NUMA)}")
-    library = start()
-    library.api.llama_backend_init()
-    library.api.llama_numa_init(NUMA[strategy])
+    start().api.llama_numa_init(NUMA[strategy])
 
 
 class Model(Closing):
@@ -77,7 +74,6 @@ class Model(Closing):
         self.path = path
         self.settings = settings
         self._kept: list[object] = []  # memory that the engine reads during the load
-        self.api.llama_backend_init()
         parameters = self._parameters(settings, vocab_only, no_alloc, progress)
         log.lines.clear()
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
@@ -129,8 +125,8 @@ class Model(Closing):
         unknown = [name for _, name in overrides if name not in types]
         if unknown:
             raise UsageError(f"there is no buffer type '{unknown[0]}'", f"one of: {', '.join(types)}")
-        rows = [_Override(pattern.encode(), types[name]) for pattern, name in overrides]
-        array = (_Override * (len(rows) + 1))(*rows, _Override(None, None))
+        rows = [TensorOverride(pattern.encode(), types[name]) for pattern, name in overrides]
+        array = (TensorOverride * (len(rows) + 1))(*rows, TensorOverride(None, None))
         self._kept.append(array)
         return array
 
@@ -232,6 +228,10 @@ class Model(Closing):
         count = self.api.llama_model_n_layer(self.handle)
         names = (self.library.llama.hg_layer_device(self.handle, layer) for layer in range(count + 1))
         return tuple((name or b"CPU").decode() for name in names)
+
+    def native_sampler(self) -> NativeSample | None:
+        """The engine's passes over logits; None for an engine without them or under HGGUF_SAMPLER=numpy."""
+        return native_sampler(self.library.llama)
 
     def close(self) -> None:
         if self.handle:
@@ -388,12 +388,17 @@ class Context(Closing):
         """Bytes by buffer type, model included. Empty on an engine without our patches."""
         if not self.model.library.patched:
             return ()
-        entries = (abi.MemoryEntry * 32)()
+        entries = (MemoryEntry * 32)()
         count = self.model.library.llama.hg_memory(self.handle, entries, len(entries))
         return tuple(
             BufferBytes(e.buffer_type.decode(), e.device.decode(), bool(e.is_host), e.model, e.context, e.compute)
             for e in entries[:count]
         )
+
+    def device_sample(self, count: int, probabilities: bool = False) -> DeviceSample:
+        """The `count` largest logits of each decode, found on the device. Raises EngineError when that cannot be."""
+        llama, n_vocab = self.model.library.llama, self.model.n_vocab
+        return DeviceSample(llama, self.handle, n_vocab=n_vocab, count=count, probabilities=probabilities)
 
     def tier_counters(self) -> TierCounters | None:
         """What the KV tiers have done so far; None with one memory."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, EngineMismatch, UsageError
-from . import abi
+from .abi import declare, ggml, hg, llama
 from .pin import BINDING, COMMIT, GGML_VERSION
 
 
@@ -47,17 +47,23 @@ class Switch:
 
 
 class Library:
-    """The loaded engine: `api` is the binding's module, `llama`, `ggml`, `base` the libraries behind it."""
+    """The loaded engine: `api` is the binding's module; `llama`, `ggml`, `base` are handles of our own to the libraries
+    behind it, declared by `abi`. `patched`, `has_tiers`, `has_sampler`, `has_device_sampler`: which of ours it has."""
 
     def __init__(self, folder: Path, api: Any) -> None:
         self.folder = folder
         self.api = api
-        self.llama: ctypes.CDLL = api._lib
-        self.ggml = ctypes.CDLL(str(_file(folder, "ggml")))
-        self.base = ctypes.CDLL(str(_file(folder, "ggml-base")))
-        abi.declare_base(self.base)
-        abi.declare_registry(self.ggml)
-        self.patched = abi.declare_hg(self.base, self.llama)
+        self.llama, self.ggml, self.base = (
+            ctypes.CDLL(str(_file(folder, name))) for name in ("llama", "ggml", "ggml-base")
+        )
+        stock = [(self.base, table) for table in (ggml.VERSION, ggml.BASE, ggml.GRAPHS, ggml.GGUF)]
+        stock += [(self.ggml, ggml.REGISTRY), (self.llama, llama.SAMPLERS)]
+        if not all(declare(library, table) for library, table in stock):
+            raise EngineMismatch(f"the engine in {folder} lacks functions of its version", "run scripts/setup again")
+        self.patched = declare(self.base, hg.IDENTITY) and declare(self.llama, hg.API)
+        self.has_tiers = declare(self.llama, hg.TIERS)
+        self.has_sampler = declare(self.llama, hg.SAMPLE)
+        self.has_device_sampler = declare(self.llama, hg.SAMPLE_DEVICE)
 
     @property
     def commit(self) -> str:
@@ -94,7 +100,7 @@ class Library:
         self.base.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         return BackendDevice(
             name=self.base.ggml_backend_dev_name(handle).decode(),
-            kind=abi.DEVICE_TYPES.get(self.base.ggml_backend_dev_type(handle), "other"),
+            kind=ggml.DEVICE_TYPES.get(self.base.ggml_backend_dev_type(handle), "other"),
             description=self.base.ggml_backend_dev_description(handle).decode(errors="replace"),
             memory_free=free.value,
             memory_total=total.value,
@@ -103,13 +109,13 @@ class Library:
 
     def rpc(self) -> ctypes.CDLL:
         """The library with the RPC functions. Raises EngineError when this engine has none."""
-        if abi.declare_rpc(self.ggml):
+        if declare(self.ggml, ggml.RPC):
             return self.ggml
         file = _file(self.folder, "ggml-rpc")
         if not file.exists():
             raise EngineError("this engine was built without RPC", "build it with scripts/build_engine")
         library = ctypes.CDLL(str(file))
-        abi.declare_rpc(library)
+        declare(library, ggml.RPC)
         return library
 
     def add_rpc(self, endpoint: str) -> None:
@@ -171,9 +177,9 @@ def check(folder: Path) -> bool:
         raise EngineError(
             f"the engine in {folder} cannot be loaded: {error}", "build it again: scripts/setup"
         ) from None
-    declared = abi.declare_base(base)
+    declared = declare(base, ggml.VERSION)
     version = base.ggml_version().decode() if declared else "unknown"
-    patched = abi.declare_identity(base)
+    patched = declare(base, hg.IDENTITY)
     commit = base.hg_commit().decode() if patched else "unknown"
     if version != GGML_VERSION or (patched and commit != COMMIT):
         raise EngineMismatch(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 KEPT = 200
@@ -17,12 +18,15 @@ _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUED = 3, 4, 5
 lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
 _callback: Any = None  # the library holds only a pointer, so the object must stay alive here
 _echo = False
+_listener: Callable[[str], None] | None = None
 
 
 def _keep(level: int, text: bytes, _data: object) -> None:
     line = text.decode("utf-8", "replace")
     if _echo:
         sys.stderr.write(line)
+    if _listener is not None:
+        _listener(line)
     if level == _LEVEL_CONTINUED and lines:
         level, start = lines.pop()
         line = start + line
@@ -36,6 +40,12 @@ def capture(api: Any, *, echo: bool = False) -> None:
     if _callback is None:
         _callback = api.llama_log_callback(_keep)
         api.llama_log_set(_callback, None)
+
+
+def listen(handler: Callable[[str], None] | None) -> None:
+    """From now on every piece of the log also goes to `handler`. Pieces are not whole lines."""
+    global _listener
+    _listener = handler
 
 
 def last_error() -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_uint64, c_void_p
-from typing import Any
+from ctypes import byref, c_double
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,36 +18,9 @@ from numpy.typing import NDArray
 from ..errors import EngineError, UsageError
 from ..sample.noise import NoiseKey
 from ..sample.types import UsualChain
+from .abi.hg import SampleKey
 
 _NAN, _NOT_FINITE = -1, -2
-
-
-class _Key(Structure):
-    """struct hg_sample_key."""
-
-    _fields_ = (("seed", c_uint64), ("stream", c_uint64), ("position", c_uint64))
-
-
-# fmt: off
-_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    # int32_t hg_sample_top(const float * logits, int32_t n, int32_t k, int32_t want_lse,
-    #                       int32_t * ids, float * values, double * rest);
-    "hg_sample_top": (c_int32, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
-    # int32_t hg_sample_best_of_all(const struct hg_sample_key * key, const float * logits, int32_t n,
-    #                               double temperature, int32_t k, int32_t * ids, double * keys);
-    "hg_sample_best_of_all": (c_int32, (POINTER(_Key), c_void_p, c_int32, c_double, c_int32, c_void_p, c_void_p)),
-    # int32_t hg_sample_best_of(const struct hg_sample_key * key, const int64_t * tokens, const double * scores,
-    #                           int32_t n, int32_t k, int32_t * ids, double * keys);
-    "hg_sample_best_of": (c_int32, (POINTER(_Key), c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
-    # int32_t hg_sample_chain(const struct hg_sample_key * key, const float * logits, int32_t n, int32_t top_k,
-    #                         double top_p, double log_min_p, double temperature);
-    "hg_sample_chain": (c_int32, (POINTER(_Key), c_void_p, c_int32, c_int32, c_double, c_double, c_double)),
-    # double hg_sample_exp_total(const float * logits, int32_t n, float largest);
-    "hg_sample_exp_total": (c_double, (c_void_p, c_int32, c_float)),
-    # void hg_sample_noise(const struct hg_sample_key * key, const int64_t * tokens, int32_t n, double * noise);
-    "hg_sample_noise": (None, (POINTER(_Key), c_void_p, c_int32, c_void_p)),
-}
-# fmt: on
 
 
 def native_sampler(llama: ctypes.CDLL) -> NativeSample | None:
@@ -62,15 +34,18 @@ def native_sampler(llama: ctypes.CDLL) -> NativeSample | None:
 
 
 class NativeSample:
-    """`sample.NativeSampler` over the engine's functions. Holds no state: one object serves every thread."""
+    """`sample.NativeSampler` over the engine's functions. Holds no state: one object serves every thread.
+
+    `llama`: a handle with the declarations of `abi.hg.SAMPLE`, such as `library.Library.llama`.
+    """
 
     def __init__(self, llama: ctypes.CDLL) -> None:
-        self._top = _declared(llama, "hg_sample_top")
-        self._best_of_all = _declared(llama, "hg_sample_best_of_all")
-        self._best_of = _declared(llama, "hg_sample_best_of")
-        self._chain = _declared(llama, "hg_sample_chain")
-        self._exp_total = _declared(llama, "hg_sample_exp_total")
-        self._noise = _declared(llama, "hg_sample_noise")
+        self._top = llama.hg_sample_top
+        self._best_of_all = llama.hg_sample_best_of_all
+        self._best_of = llama.hg_sample_best_of
+        self._chain = llama.hg_sample_chain
+        self._exp_total = llama.hg_sample_exp_total
+        self._noise = llama.hg_sample_noise
 
     def top(
         self, logits: NDArray[np.float32], k: int, *, lse: bool
@@ -138,14 +113,8 @@ class NativeSample:
         return out
 
 
-def _key(key: NoiseKey) -> _Key:
-    return _Key(key.seed, key.stream, key.position)
-
-
-def _declared(llama: ctypes.CDLL, name: str) -> Any:
-    function = llama[name]  # by index: a function object of our own, so that its types are ours
-    function.restype, function.argtypes = _FUNCTIONS[name]
-    return function
+def _key(key: NoiseKey) -> SampleKey:
+    return SampleKey(key.seed, key.stream, key.position)
 
 
 def _floats(logits: NDArray[np.float32]) -> int:

@@ -225,12 +225,12 @@ def _products(
 
 def _attentions(kernels: Any, kind: str, threads: int, clock: _Budget, stored: int) -> Iterator[KernelRate]:
     """Rates by cells and by head size; one run reads `stored` bytes of K and V at least, more than a cache holds."""
-    from ..engine.graphs.kernels import Attention
+    from ..engine.graphs.kernels import AttentionNodes
 
-    works = {READING: Attention(kind, FEW_CELLS, 64, 8, 2, LONG_HEAD, 1)}
+    works = {READING: AttentionNodes(kind, FEW_CELLS, 64, 8, 2, LONG_HEAD, 1)}
     sizes = ((FEW_CELLS, "", 32, LONG_HEAD), (MANY_CELLS, "", 32, LONG_HEAD), (FEW_CELLS, "-short", 16, SHORT_HEAD))
     for cells, suffix, heads, size in sizes:
-        one = Attention(kind, cells, 1, heads, heads // 4, size, 1)
+        one = AttentionNodes(kind, cells, 1, heads, heads // 4, size, 1)
         works[f"{ATTENTION}-{cells}{suffix}"] = replace(one, copies=max(-(-stored // one.bytes), 2))
     for operation, work in works.items():
         seconds = clock.typical(kernels.graph(work), 3)

@@ -74,11 +74,16 @@ def open_ours(job: dict[str, Any]) -> tuple[Any, Any, Callable[[], int]]:
 def open_stock(job: dict[str, Any]) -> tuple[Any, Any, Callable[[], int]]:
     import llama_cpp.llama_cpp as api  # before numpy: with NumPy 2.5 loaded first, one library crashed
 
+    from hybridgen_gguf.engine import abi
+    from hybridgen_gguf.engine.abi import ggml as tables
+
     quiet = api.llama_log_callback(lambda _level, _text, _data: None)
     api.llama_log_set(quiet, None)
     api.llama_backend_init()
     folder = Path(os.environ["LLAMA_CPP_LIB_PATH"])
     base, ggml = ctypes.CDLL(str(folder / "libggml-base.so")), ctypes.CDLL(str(folder / "libggml.so"))
+    if not (abi.declare(base, tables.BASE) and abi.declare(ggml, tables.REGISTRY)):
+        raise RuntimeError(f"{folder} is not an engine of this version")
     free = _free_bytes(base, ggml)
     place, settings = job["model"]["placement"], job["context"]
     parameters = api.llama_model_default_params()
@@ -145,31 +150,26 @@ def timed(job: dict[str, Any], api: Any, context: Any, free: Callable[[], int]) 
 
 
 def _free_bytes(base: ctypes.CDLL, ggml: ctypes.CDLL) -> Callable[[], int]:
-    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-    memory = base.ggml_backend_dev_memory
-    memory.restype, memory.argtypes = None, (ctypes.c_void_p, *(ctypes.POINTER(ctypes.c_size_t),) * 2)
+    """`base` and `ggml`: handles with the declarations of hybridgen_gguf.engine.abi."""
     device = ggml.ggml_backend_dev_get(0)
 
     def free() -> int:
         left, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(left), ctypes.byref(total))
+        base.ggml_backend_dev_memory(device, ctypes.byref(left), ctypes.byref(total))
         return left.value
 
     return free
 
 
 def _overrides(base: ctypes.CDLL, ggml: ctypes.CDLL, pairs: list[list[str]]) -> Any:
-    class Override(ctypes.Structure):
-        _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+    from hybridgen_gguf.engine.abi.llama import TensorOverride
 
     if not pairs:
         return None
-    ggml.ggml_backend_dev_by_name.restype, ggml.ggml_backend_dev_by_name.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
-    base.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
-    base.ggml_backend_dev_buffer_type.argtypes = (ctypes.c_void_p,)
-    rows = [Override(pattern.encode(), base.ggml_backend_dev_buffer_type(ggml.ggml_backend_dev_by_name(to.encode())))
-            for pattern, to in pairs]  # fmt: skip
-    return (Override * (len(rows) + 1))(*rows, Override(None, None))
+    devices = [ggml.ggml_backend_dev_by_name(to.encode()) for _, to in pairs]
+    rows = [TensorOverride(pattern.encode(), base.ggml_backend_dev_buffer_type(device))
+            for (pattern, _), device in zip(pairs, devices, strict=True)]  # fmt: skip
+    return (TensorOverride * (len(rows) + 1))(*rows, TensorOverride(None, None))
 
 
 class Bench:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 # the engine before numpy: with NumPy 2.5 loaded first, one library crashed while it loaded a model
+from hybridgen_gguf.engine.graphs.attention import read_bandwidth
 from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.tiers import Tiers, counters, pending
+from hybridgen_gguf.errors import EngineError
 from hybridgen_gguf.settings import KV_TYPES, ModelSettings
 
 import numpy as np  # isort: skip
@@ -261,13 +263,12 @@ def prompt(b: Bench, depth: int) -> None:
 
 def bandwidth(b: Bench) -> None:
     """What the cores can read, where the engine can tell: the limit is host bytes over this."""
-    try:
-        measure = ctypes.CDLL(str(b.library.folder / "libggml-cpu.so")).hg_read_bandwidth
-    except (OSError, AttributeError):
-        return
-    measure.restype, measure.argtypes = ctypes.c_double, [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     for threads in sorted({b.threads, b.threads // 2}):
-        b.say("read bandwidth", threads=threads, gbps=round(measure(threads, 4 << 30, 5) / 1e9, 1))
+        try:
+            speed = read_bandwidth(threads, 4 << 30)
+        except EngineError:
+            return
+        b.say("read bandwidth", threads=threads, gbps=round(speed / 1e9, 1))
 
 
 def long(b: Bench, depth: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridgen_gguf.bench.attention import SWITCH
-from hybridgen_gguf.engine.jobs.binding import llama
+from hybridgen_gguf.engine.handles import start
 from hybridgen_gguf.engine.jobs.evaluate import Scorer
 from hybridgen_gguf.engine.library import load
 
@@ -44,9 +44,9 @@ class Quality:
 def widened(model: Path, folder: Path) -> Path:
     """The same weights as F32, in `folder`."""
     target = folder / "f32.gguf"
-    parameters = llama().llama_model_quantize_default_params()
+    parameters = start().api.llama_model_quantize_default_params()
     parameters.ftype, parameters.allow_requantize, parameters.nthread = _F32, True, 2
-    status = llama().llama_model_quantize(str(model).encode(), str(target).encode(), ctypes.byref(parameters))
+    status = start().api.llama_model_quantize(str(model).encode(), str(target).encode(), ctypes.byref(parameters))
     assert status == 0, "the model could not be widened"
     return target
 

@@ -11,7 +11,6 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import c_bool, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from ...closing import Closing
 from ...errors import EngineError, UsageError
 from ...settings import KV_TYPES
-from .. import abi
+from ..abi import declare, ggml, hg
 from ..library import check, find
 
 Floats = NDArray[np.float32]
@@ -30,56 +29,6 @@ ATTENTION_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
 _BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}  # elements, bytes
 _SWITCH = b"cpu-attention"
 _SLACK = 1 << 20  # bytes for tensor headers and alignment
-
-
-class InitParams(ctypes.Structure):
-    """struct ggml_init_params (ggml.h)."""
-
-    _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
-
-
-# fmt: off
-_BASE: dict[str, tuple[object, tuple[object, ...]]] = {
-    # struct ggml_context * ggml_init(struct ggml_init_params params);
-    "ggml_init": (c_void_p, (InitParams,)),
-    # void ggml_free(struct ggml_context * ctx);
-    "ggml_free": (None, (c_void_p,)),
-    # struct ggml_tensor * ggml_new_tensor_4d(ctx, enum ggml_type type, int64_t ne0, ne1, ne2, ne3);
-    "ggml_new_tensor_4d": (c_void_p, (c_void_p, c_int, c_int64, c_int64, c_int64, c_int64)),
-    # struct ggml_tensor * ggml_permute(ctx, struct ggml_tensor * a, int axis0, axis1, axis2, axis3);
-    "ggml_permute": (c_void_p, (c_void_p, c_void_p, c_int, c_int, c_int, c_int)),
-    # void * ggml_get_data(const struct ggml_tensor * tensor);
-    "ggml_get_data": (c_void_p, (c_void_p,)),
-    # size_t ggml_quantize_chunk(type, const float * src, void * dst, start, nrows, n_per_row, const float * imatrix);
-    "ggml_quantize_chunk": (c_size_t, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
-    # void ggml_fp32_to_bf16_row_ref(const float * x, ggml_bf16_t * y, int64_t n);
-    "ggml_fp32_to_bf16_row_ref": (None, (c_void_p, c_void_p, c_int64)),
-    # struct ggml_tensor * ggml_flash_attn_ext(ctx, q, k, v, mask, float scale, float max_bias, float logit_softcap);
-    "ggml_flash_attn_ext": (c_void_p, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_float, c_float)),
-    # void ggml_flash_attn_ext_add_sinks(struct ggml_tensor * a, struct ggml_tensor * sinks);
-    "ggml_flash_attn_ext_add_sinks": (None, (c_void_p, c_void_p)),
-    # struct ggml_cgraph * ggml_new_graph(struct ggml_context * ctx);
-    "ggml_new_graph": (c_void_p, (c_void_p,)),
-    # void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);
-    "ggml_build_forward_expand": (None, (c_void_p, c_void_p)),
-    # enum ggml_status ggml_backend_graph_compute(ggml_backend_t backend, struct ggml_cgraph * cgraph);
-    "ggml_backend_graph_compute": (c_int, (c_void_p, c_void_p)),
-    # void ggml_backend_free(ggml_backend_t backend);
-    "ggml_backend_free": (None, (c_void_p,)),
-}
-_CPU: dict[str, tuple[object, tuple[object, ...]]] = {
-    # ggml_backend_t ggml_backend_cpu_init(void);
-    "ggml_backend_cpu_init": (c_void_p, ()),
-    # void ggml_backend_cpu_set_n_threads(ggml_backend_t backend_cpu, int n_threads);
-    "ggml_backend_cpu_set_n_threads": (None, (c_void_p, c_int)),
-}
-_HG_CPU: dict[str, tuple[object, tuple[object, ...]]] = {
-    # const char * hg_attention_isa(void);
-    "hg_attention_isa": (ctypes.c_char_p, ()),
-    # double hg_read_bandwidth(int n_threads, size_t n_bytes, int n_repeats);
-    "hg_read_bandwidth": (c_double, (c_int, c_size_t, c_int)),
-}
-# fmt: on
 
 
 @functools.cache
@@ -91,9 +40,9 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL, bool]:
         base, cpu = (_open(folder, name) for name in ("ggml-base", "ggml-cpu"))
     except OSError as error:
         raise EngineError(f"the engine's CPU library cannot be loaded: {error}", "run scripts/setup again") from None
-    if not abi.declare(base, _BASE) or not abi.declare(cpu, _CPU):
+    if not declare(base, ggml.GRAPHS) or not declare(cpu, ggml.CPU):
         raise EngineError("the engine lacks attention graphs", "run scripts/setup again")
-    return base, cpu, patched and abi.declare_identity(base) and abi.declare(cpu, _HG_CPU)
+    return base, cpu, patched and declare(base, hg.IDENTITY) and declare(cpu, hg.ATTENTION)
 
 
 def _open(folder: Path, name: str) -> ctypes.CDLL:
@@ -170,7 +119,7 @@ class AttentionGraph(Closing):
         self._shape = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
         need = layers * (row_bytes(how.type_k, k.size) + row_bytes(how.type_v, v.size) + 4 * int(np.prod(self._shape)))
         need += 4 * q.size + (2 * mask.size if mask is not None else 0) + _SLACK + 4096 * layers
-        self._context = self._base.ggml_init(InitParams(need, None, False))
+        self._context = self._base.ggml_init(ggml.InitParams(need, None, False))
         if not self._context:
             raise EngineError(f"no memory for {need} bytes of attention", "use fewer cells")
         self._backend = self._cpu.ggml_backend_cpu_init()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint8, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,92 +19,13 @@ import numpy as np
 from ...closing import Closing
 from ...errors import EngineError
 from ...model_file.types import ggml_type, row_bytes
-from .. import abi
+from ..abi.ggml import ExtraBufferTypes, InitParams, SetThreads
 from ..handles import start
 
 _FILL = 0x11  # as half, bfloat, float or quantized scale: a small normal number
 _NODES = 4096  # most nodes of one graph
 _SAMPLE = 1 << 18  # numbers that are quantized once and then repeated: some thousand different scales
 _SAMPLE_ROW = 1024
-
-
-class _InitParams(ctypes.Structure):
-    """struct ggml_init_params (ggml.h)."""
-
-    _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
-
-
-# fmt: off
-_BASE: dict[str, tuple[object, tuple[object, ...]]] = {
-    # struct ggml_context * ggml_init(struct ggml_init_params params);
-    "ggml_init": (c_void_p, (_InitParams,)),
-    # void ggml_free(struct ggml_context * ctx);
-    "ggml_free": (None, (c_void_p,)),
-    # size_t ggml_tensor_overhead(void);
-    "ggml_tensor_overhead": (c_size_t, ()),
-    # size_t ggml_graph_overhead_custom(size_t size, bool grads);
-    "ggml_graph_overhead_custom": (c_size_t, (c_size_t, c_bool)),
-    # struct ggml_tensor * ggml_new_tensor_4d(ctx, enum ggml_type type, int64_t ne0, ne1, ne2, ne3);
-    "ggml_new_tensor_4d": (c_void_p, (c_void_p, c_int, c_int64, c_int64, c_int64, c_int64)),
-    # struct ggml_tensor * ggml_permute(ctx, struct ggml_tensor * a, int axis0, axis1, axis2, axis3);
-    "ggml_permute": (c_void_p, (c_void_p, c_void_p, c_int, c_int, c_int, c_int)),
-    # struct ggml_tensor * ggml_mul_mat(ctx, struct ggml_tensor * a, struct ggml_tensor * b);
-    "ggml_mul_mat": (c_void_p, (c_void_p, c_void_p, c_void_p)),
-    # struct ggml_tensor * ggml_add(ctx, struct ggml_tensor * a, struct ggml_tensor * b);
-    "ggml_add": (c_void_p, (c_void_p, c_void_p, c_void_p)),
-    # struct ggml_tensor * ggml_flash_attn_ext(ctx, q, k, v, mask, float scale, float max_bias, float logit_softcap);
-    "ggml_flash_attn_ext": (c_void_p, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_float, c_float)),
-    # struct ggml_cgraph * ggml_new_graph_custom(ctx, size_t size, bool grads);
-    "ggml_new_graph_custom": (c_void_p, (c_void_p, c_size_t, c_bool)),
-    # void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);
-    "ggml_build_forward_expand": (None, (c_void_p, c_void_p)),
-    # ggml_backend_t ggml_backend_dev_init(ggml_backend_dev_t device, const char * params);
-    "ggml_backend_dev_init": (c_void_p, (c_void_p, c_char_p)),
-    # void ggml_backend_free(ggml_backend_t backend);
-    "ggml_backend_free": (None, (c_void_p,)),
-    # enum ggml_status ggml_backend_graph_compute(ggml_backend_t backend, struct ggml_cgraph * cgraph);
-    "ggml_backend_graph_compute": (c_int, (c_void_p, c_void_p)),
-    # ggml_backend_reg_t ggml_backend_dev_backend_reg(ggml_backend_dev_t device);
-    "ggml_backend_dev_backend_reg": (c_void_p, (c_void_p,)),
-    # void * ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
-    "ggml_backend_reg_get_proc_address": (c_void_p, (c_void_p, c_char_p)),
-    # bool ggml_backend_dev_supports_op(ggml_backend_dev_t device, const struct ggml_tensor * op);
-    "ggml_backend_dev_supports_op": (c_bool, (c_void_p, c_void_p)),
-    # ggml_backend_buffer_type_t ggml_backend_dev_host_buffer_type(ggml_backend_dev_t device);
-    "ggml_backend_dev_host_buffer_type": (c_void_p, (c_void_p,)),
-    # ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
-    "ggml_backend_buft_alloc_buffer": (c_void_p, (c_void_p, c_size_t)),
-    # void * ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
-    "ggml_backend_buffer_get_base": (c_void_p, (c_void_p,)),
-    # void ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
-    "ggml_backend_buffer_clear": (None, (c_void_p, c_uint8)),
-    # void ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
-    "ggml_backend_buffer_free": (None, (c_void_p,)),
-    # ggml_backend_buffer_t ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_buffer_type_t buft);
-    "ggml_backend_alloc_ctx_tensors_from_buft": (c_void_p, (c_void_p, c_void_p)),
-    # size_t ggml_quantize_chunk(type, const float * src, void * dst, start, nrows, n_per_row, const float * imatrix);
-    "ggml_quantize_chunk": (c_size_t, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
-    # void * ggml_get_data(const struct ggml_tensor * tensor);
-    "ggml_get_data": (c_void_p, (c_void_p,)),
-    # size_t ggml_nbytes(const struct ggml_tensor * tensor);
-    "ggml_nbytes": (c_size_t, (c_void_p,)),
-    # void ggml_backend_tensor_set(struct ggml_tensor * tensor, const void * data, size_t offset, size_t size);
-    "ggml_backend_tensor_set": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
-    # void ggml_backend_tensor_get(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
-    "ggml_backend_tensor_get": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
-}
-# fmt: on
-_SET_THREADS = ctypes.CFUNCTYPE(None, c_void_p, c_int)  # ggml_backend_set_n_threads_t
-_EXTRA_TYPES = ctypes.CFUNCTYPE(ctypes.POINTER(c_void_p), c_void_p)  # ggml_backend_dev_get_extra_bufts_t
-
-
-@functools.cache
-def _base() -> ctypes.CDLL:
-    """ggml-base through a handle of our own, so that its declarations are ours."""
-    base = ctypes.CDLL(start().base._name)
-    if not abi.declare(base, _BASE):
-        raise EngineError("the engine lacks functions that a profile needs", "run scripts/setup again")
-    return base
 
 
 @functools.cache
@@ -116,7 +36,7 @@ def _sample(kind: str) -> bytes:
     sizes = np.exp(random.normal(-4.0, 0.12, (rows, 1)))
     values = np.ascontiguousarray(random.normal(0, 1, (rows, _SAMPLE_ROW)) * sizes, np.float32)
     stored = ctypes.create_string_buffer(rows * row_bytes(kind, _SAMPLE_ROW))
-    _base().ggml_quantize_chunk(
+    start().base.ggml_quantize_chunk(
         ggml_type(kind).id, values.ctypes.data, ctypes.addressof(stored), 0, rows, _SAMPLE_ROW, None
     )
     return stored.raw
@@ -143,7 +63,7 @@ class Matrices:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionNodes:
     """`copies` attention nodes: `tokens` queries of `heads` heads over `cells` cells of `kv_heads` heads of `size`."""
 
     type: str
@@ -169,7 +89,7 @@ class Kernels(Closing):
 
     def __init__(self, device: str = "CPU") -> None:
         library = start()
-        self._base = _base()
+        self._base = library.base
         self._is_cpu = device == "CPU"
         self._device = library.ggml.ggml_backend_dev_by_name(device.encode())
         self._backend = self._base.ggml_backend_dev_init(self._device, None) if self._device else None
@@ -183,9 +103,9 @@ class Kernels(Closing):
         """For the CPU; other devices have no such setting."""
         function = self._base.ggml_backend_reg_get_proc_address(self._registry, b"ggml_backend_set_n_threads")
         if function:
-            _SET_THREADS(function)(self._backend, threads)
+            SetThreads(function)(self._backend, threads)
 
-    def graph(self, work: Matrices | Attention | int, kept: bool = False) -> Callable[[], None] | None:
+    def graph(self, work: Matrices | AttentionNodes | int, kept: bool = False) -> Callable[[], None] | None:
         """What runs `work` once and waits for it; a number means that many tiny nodes in a row. None: not supported.
 
         Buffers are freed with the next call of `graph`, or, when `kept`, with the device.
@@ -194,7 +114,7 @@ class Kernels(Closing):
         try:
             if isinstance(work, Matrices):
                 last = self._matrices(scratch, work)
-            elif isinstance(work, Attention):
+            elif isinstance(work, AttentionNodes):
                 last = self._attention(scratch, work)
             else:
                 last = self._chain(scratch, work)
@@ -246,12 +166,12 @@ class Kernels(Closing):
         function = self._base.ggml_backend_reg_get_proc_address(self._registry, b"ggml_backend_dev_get_extra_bufts")
         found: list[int] = []
         if function:
-            entries = _EXTRA_TYPES(function)(self._device)
+            entries = ExtraBufferTypes(function)(self._device)
             while entries and entries[len(found)]:
                 found.append(int(entries[len(found)]))
         return found
 
-    def _attention(self, scratch: _Scratch, work: Attention) -> int | None:
+    def _attention(self, scratch: _Scratch, work: AttentionNodes) -> int | None:
         kind = ggml_type(work.type).id
         queries = scratch.tensor(0, work.size, work.heads, work.tokens)
         mask = scratch.tensor(1, work.cells, work.tokens)
@@ -325,7 +245,7 @@ class _Scratch:
         self._weight_buffer: int | None = None
 
     def _context(self, size: int) -> Any:
-        context = self._base.ggml_init(_InitParams(size, None, True))
+        context = self._base.ggml_init(InitParams(size, None, True))
         self.frees.append(lambda: self._base.ggml_free(context))
         return context
 

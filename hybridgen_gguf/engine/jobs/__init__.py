@@ -6,5 +6,4 @@ compare       two models' distributions over a text, by evaluate
 type_error    error of each type on a tensor
 check         whether a text can be tokenized
 digest        SHA-256 of a file while it is written
-binding       the few functions that the jobs share
 """

@@ -19,33 +19,10 @@ from ...closing import Closing
 from ...errors import EngineError
 from ...settings import ModelSettings
 from .. import log
-from ..handles import Model
-from .binding import ggml, llama
+from ..abi.ggml import Tensor
+from ..handles import Model, start
 
 Look = Callable[[ctypes.c_void_p, bool], bool]
-_DIMS, _SOURCES, _NAME = 4, 10, 64
-
-
-class Tensor(ctypes.Structure):
-    """struct ggml_tensor."""
-
-
-Tensor._fields_ = (
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * _DIMS),
-    ("nb", ctypes.c_size_t * _DIMS),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * 16),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(Tensor) * _SOURCES),
-    ("view_src", ctypes.c_void_p),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * _NAME),
-    ("extra", ctypes.c_void_p),
-    ("padding", ctypes.c_char * 8),
-)
 
 
 class Scorer(Closing):
@@ -61,7 +38,7 @@ class Scorer(Closing):
     ) -> None:
         self.model = Model(path, settings)
         self.chunk = chunk
-        api = self._api = llama()
+        api = self._api = self.model.api
         parameters = api.llama_context_default_params()
         parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = chunk
         parameters.n_threads = parameters.n_threads_batch = threads
@@ -127,10 +104,9 @@ def tensor_at(address: Any) -> Tensor:
 
 def operation_id(name: str) -> int:
     """The number of the operation called `name`, such as MUL_MAT."""
-    lib = ggml()
-    lib.ggml_op_name.restype = ctypes.c_char_p
+    lib = start().base
     for number in range(64):
-        if lib.ggml_op_name(ctypes.c_int(number)) == name.encode():
+        if lib.ggml_op_name(number) == name.encode():
             return number
     raise EngineError(f"this engine has no operation {name}")
 
@@ -140,14 +116,13 @@ def tensor_data(tensor: Tensor, dtype: Any) -> NDArray[Any]:
 
     Only the first dimension must be contiguous.
     """
-    lib = ggml()
+    lib = start().base
     size = int(sum((n - 1) * b for n, b in zip(tensor.ne, tensor.nb, strict=True))) + np.dtype(dtype).itemsize
-    lib.ggml_backend_buffer_is_host.restype = ctypes.c_bool
-    if lib.ggml_backend_buffer_is_host(ctypes.c_void_p(tensor.buffer)):
+    if lib.ggml_backend_buffer_is_host(tensor.buffer):
         raw: Any = (ctypes.c_char * size).from_address(tensor.data)
     else:
         raw = ctypes.create_string_buffer(size)
-        lib.ggml_backend_tensor_get(ctypes.byref(tensor), raw, ctypes.c_size_t(0), ctypes.c_size_t(size))
+        lib.ggml_backend_tensor_get(ctypes.byref(tensor), raw, 0, size)
     flat = np.frombuffer(raw, dtype=np.uint8)
     return np.lib.stride_tricks.as_strided(
         flat[: size // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype),

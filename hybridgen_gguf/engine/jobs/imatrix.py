@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EngineError, HgError, UsageError
+from ..abi.ggml import Tensor
 from ..child import settings_from
 from ..handles import start
-from .evaluate import Scorer, Tensor, operation_id, tensor_at, tensor_data
+from .evaluate import Scorer, operation_id, tensor_at, tensor_data
 from .imatrix_file import Matrix, read_state, write_imatrix
 
 Send = Callable[[Mapping[str, Any]], None]

@@ -16,7 +16,9 @@ from typing import Any
 from ...errors import BadFile, EngineError
 from ...model_file.types import ggml_type
 from ...printable import printable
-from .binding import ggml, llama, on_log
+from .. import log
+from ..abi.ggml import GgufInitParams
+from ..handles import start
 from .digest import Digests
 
 Options = Mapping[str, Any]
@@ -43,7 +45,7 @@ def _forecast(options: Options) -> tuple[dict[str, Any], list[bytes]]:
     """The forecast, and the headers of the files as the engine will write them."""
     log = _Log()
     params = _Params(options, dry_run=True)
-    status = llama().llama_model_quantize(options["source"].encode(), b"", ctypes.byref(params.value))
+    status = start().api.llama_model_quantize(options["source"].encode(), b"", ctypes.byref(params.value))
     if status != 0:
         raise _refusal(log.text)
     tensors = _tensors(log.text)
@@ -70,7 +72,7 @@ def quantize_job(options: Options, send: Send) -> dict[str, Any]:
         digests = Digests(options["shards"], recipe["written"], headers, recipe["key"], recipe["unknown"])
     log = _Log(lambda done, of, name: send({"done": done, "of": of, "tensor": name}))
     params = _Params(options, dry_run=False)
-    status = llama().llama_model_quantize(
+    status = start().api.llama_model_quantize(
         options["source"].encode(), options["scratch"].encode(), ctypes.byref(params.value)
     )
     if status != 0:
@@ -85,7 +87,8 @@ class _Log:
     def __init__(self, tell: Callable[[int, int, str], None] | None = None) -> None:
         self._pieces: list[str] = []
         self._tell = tell
-        on_log(self._add)
+        start()
+        log.listen(self._add)
 
     @property
     def text(self) -> str:
@@ -101,7 +104,7 @@ class _Params:
     """The engine's parameter struct and everything it points to, kept alive together."""
 
     def __init__(self, options: Options, dry_run: bool) -> None:
-        module = llama()
+        module = start().api
         value = module.llama_model_quantize_default_params()
         value.nthread, value.ftype = options["threads"], options["file_type"]
         value.output_tensor_type = _type_id(options["output_tensor_type"])
@@ -127,7 +130,7 @@ def _type_id(name: str | None) -> int:
 
 
 def _overrides(pairs: Sequence[tuple[str, str]]) -> Any:
-    array = (llama().llama_model_tensor_override * (len(pairs) + 1))()
+    array = (start().api.llama_model_tensor_override * (len(pairs) + 1))()
     for item, (pattern, name) in zip(array, pairs, strict=False):
         item.pattern, item.type = pattern.encode(), ggml_type(name).id
     array[len(pairs)].type = _NO_TYPE
@@ -135,7 +138,7 @@ def _overrides(pairs: Sequence[tuple[str, str]]) -> Any:
 
 
 def _metadata(entries: Mapping[str, str | int]) -> Any:
-    array = (llama().llama_model_kv_override * (len(entries) + 1))()
+    array = (start().api.llama_model_kv_override * (len(entries) + 1))()
     for item, (key, value) in zip(array, entries.items(), strict=False):
         item.key = key.encode()
         if isinstance(value, int):
@@ -151,7 +154,7 @@ def _imatrix(path: str) -> Any:
     from .imatrix_file import read_imatrix
 
     weights = read_imatrix(path).weights()
-    array = (llama().llama_model_imatrix_data * (len(weights) + 1))()
+    array = (start().api.llama_model_imatrix_data * (len(weights) + 1))()
     floats = ctypes.POINTER(ctypes.c_float)
     for item, (name, values) in zip(array, weights.items(), strict=False):
         data = np.ascontiguousarray(values, dtype=np.float32)
@@ -225,35 +228,25 @@ def _headers(options: Options, types: Mapping[str, str]) -> list[bytes]:
     return headers
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p)))
-
-
 class _Gguf:
     """A `gguf_context`, read from a file or empty. Lives as long as the child."""
 
     def __init__(self, path: str = "") -> None:
-        self._lib = ggml()
+        self._lib = start().base
         self._tensors = ctypes.c_void_p()
         if path:
-            self._lib.gguf_init_from_file.restype = ctypes.c_void_p
-            self._lib.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
-            self._ctx = self._lib.gguf_init_from_file(path.encode(), _InitParams(True, ctypes.pointer(self._tensors)))
-            if not self._ctx:
+            parameters = GgufInitParams(True, ctypes.pointer(self._tensors))
+            self._handle = self._lib.gguf_init_from_file(path.encode(), parameters)
+            if not self._handle:
                 raise BadFile(f"{printable(path)} has a header that the engine cannot read")
         else:
-            self._lib.gguf_init_empty.restype = ctypes.c_void_p
-            self._ctx = self._lib.gguf_init_empty()
-        self._handle = ctypes.c_void_p(self._ctx)
+            self._handle = self._lib.gguf_init_empty()
 
     def names(self) -> list[str]:
-        self._lib.gguf_get_n_tensors.restype = ctypes.c_int64
-        self._lib.gguf_get_tensor_name.restype = ctypes.c_char_p
         count = self._lib.gguf_get_n_tensors(self._handle)
-        return [self._lib.gguf_get_tensor_name(self._handle, ctypes.c_int64(i)).decode() for i in range(count)]
+        return [self._lib.gguf_get_tensor_name(self._handle, i).decode() for i in range(count)]
 
     def has(self, name: str) -> bool:
-        self._lib.gguf_find_tensor.restype = ctypes.c_int64
         return bool(self._lib.gguf_find_tensor(self._handle, name.encode()) >= 0)
 
     def set_header(self, source: _Gguf, options: Options) -> None:
@@ -270,21 +263,19 @@ class _Gguf:
 
     def set_split(self, number: int, count: int, tensors: int) -> None:
         for key, value in zip(_SPLIT_KEYS, (number, count), strict=False):
-            self._lib.gguf_set_val_u16(self._handle, key, ctypes.c_uint16(value))
-        self._lib.gguf_set_val_i32(self._handle, _SPLIT_KEYS[2], ctypes.c_int32(tensors))
+            self._lib.gguf_set_val_u16(self._handle, key, value)
+        self._lib.gguf_set_val_i32(self._handle, _SPLIT_KEYS[2], tensors)
 
     def add(self, source: _Gguf, name: str, type_id: int) -> None:
-        self._lib.ggml_get_tensor.restype = ctypes.c_void_p
         tensor = self._lib.ggml_get_tensor(source._tensors, name.encode())
-        self._lib.gguf_add_tensor(self._handle, ctypes.c_void_p(tensor))
-        self._lib.gguf_set_tensor_type(self._handle, name.encode(), ctypes.c_int(type_id))
+        self._lib.gguf_add_tensor(self._handle, tensor)
+        self._lib.gguf_set_tensor_type(self._handle, name.encode(), type_id)
 
     def header(self) -> bytes:
-        self._lib.gguf_get_meta_size.restype = ctypes.c_size_t
         size = int(self._lib.gguf_get_meta_size(self._handle))
         data = ctypes.create_string_buffer(size)
         self._lib.gguf_get_meta_data(self._handle, data)
         return data.raw
 
     def _u32(self, key: bytes, value: int) -> None:
-        self._lib.gguf_set_val_u32(self._handle, key, ctypes.c_uint32(value))
+        self._lib.gguf_set_val_u32(self._handle, key, value)

@@ -20,25 +20,11 @@ from numpy.typing import NDArray
 from ...errors import EngineError
 from ...model_file.header import Header, TensorInfo, read_header
 from ...model_file.types import ggml_type, row_bytes
-from .binding import ggml, llama
+from ..handles import start
 from .imatrix_file import read_imatrix
 
 Send = Callable[[Mapping[str, Any]], None]
 _MOST_ROWS = 256
-_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class _Traits(ctypes.Structure):
-    """struct ggml_type_traits, as far as it is needed."""
-
-    _fields_ = (
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", _TO_FLOAT),
-    )
 
 
 def type_error_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
@@ -47,7 +33,7 @@ def type_error_job(options: Mapping[str, Any], send: Send) -> dict[str, Any]:
     An error is summed over all elements of the tensor (scaled up from a sample): squared difference times the column's
     mean squared input, or times 1 without `options["imatrix"]`.
     """
-    llama()
+    start()
     importance = read_imatrix(options["imatrix"]).weights() if options["imatrix"] else {}
     headers = [read_header(path) for path in options["shards"]]
     places = {tensor.name: (header, tensor) for header in headers for tensor in header.tensors}
@@ -100,9 +86,7 @@ def _read_rows(header: Header, tensor: TensorInfo, picked: NDArray[np.int64]) ->
 
 
 def _to_float(kind: str, raw: bytes, rows: int, columns: int) -> NDArray[np.float32]:
-    lib = ggml()
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
-    traits = lib.ggml_get_type_traits(ctypes.c_int(ggml_type(kind).id)).contents
+    traits = start().base.ggml_get_type_traits(ggml_type(kind).id).contents
     if not traits.to_float:
         raise EngineError(f"the engine cannot read numbers of type {kind}")
     values = np.empty((rows, columns), dtype=np.float32)
@@ -116,16 +100,14 @@ def _error(kind: str, values: NDArray[np.float32], weights: NDArray[np.float32] 
     rows, columns = values.shape
     size = row_bytes(kind, columns)
     out = ctypes.create_string_buffer(rows * size)
-    lib = ggml()
-    lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-    floats = ctypes.POINTER(ctypes.c_float)
+    quantize = start().base.ggml_quantize_chunk
     # One call a matrix would do, but rows of one matrix share their weights: equal neighbours go together.
-    for start, end in _runs(weights, rows):
-        importance = None if weights is None else np.ascontiguousarray(weights[start]).ctypes.data_as(floats)
-        part = np.ascontiguousarray(values[start:end])
-        lib.ggml_quantize_chunk(
-            ctypes.c_int(ggml_type(kind).id), part.ctypes.data_as(floats), ctypes.byref(out, start * size),
-            ctypes.c_int64(0), ctypes.c_int64(end - start), ctypes.c_int64(columns), importance,
+    for first, end in _runs(weights, rows):
+        importance = None if weights is None else np.ascontiguousarray(weights[first])
+        part = np.ascontiguousarray(values[first:end])
+        quantize(
+            ggml_type(kind).id, part.ctypes.data, ctypes.byref(out, first * size), 0, end - first, columns,
+            None if importance is None else importance.ctypes.data,
         )  # fmt: skip
     difference = (values - _to_float(kind, out.raw, rows, columns)).astype(np.float64) ** 2
     return float(difference.sum() if weights is None else (difference * weights).sum())
