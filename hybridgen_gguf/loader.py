@@ -102,6 +102,7 @@ def with_engine_devices(hardware: Hardware, child: Child) -> Hardware:
             known.get(d.name, Device(name=d.name, kind="rpc" if d.name.startswith("RPC") else "gpu")),
             memory_free=d.memory_free,
             memory_total=d.memory_total,
+            buffer_type=d.buffer_type,
         )
         for d in seen
     )

@@ -18,8 +18,8 @@ from ..engine.graphs.attention import (
     AttentionGraph,
     attention_isa,
     attention_switch,
+    cache_bytes,
     read_bandwidth,
-    row_bytes,
 )
 from ..errors import UsageError
 
@@ -90,7 +90,7 @@ def _check(options: AttentionOptions) -> None:
 
 def _measure(options: AttentionOptions, how: Attention, cells: int, read: float) -> AttentionRecord:
     q, k, v, mask = random_case(options, cells)
-    size = row_bytes(how.type_k, k.size) + row_bytes(how.type_v, v.size)
+    size = cache_bytes(how.type_k, k.size) + cache_bytes(how.type_v, v.size)
     layers = _PROMPT_LAYERS if options.tokens > 8 else max(2, min(_MAX_LAYERS, -(-_ROTATE_BYTES // size)))
     with AttentionGraph(q, k, v, mask, how=how, layers=layers) as graph:
         times: dict[str, list[float]] = {"fast": [], "stock": []}

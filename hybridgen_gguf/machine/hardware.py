@@ -130,6 +130,8 @@ class Pcie:
 class Device:
     """Something that computes beside the CPU. `name` as the engine calls it: CUDA0, RPC0.
 
+    `buffer_type`: the engine's name of its memory, as -ot takes it, where it is another: RPC0[HOST:PORT].
+
     `launch_s`: measured cost of one launch and wait; `kernels` and `read_gbps`: measured on the device's own memory.
     """
 
@@ -146,6 +148,7 @@ class Device:
     read_gbps: float | None = None
     launch_s: float | None = None
     kernels: tuple[KernelRate, ...] = ()
+    buffer_type: str = ""
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,10 @@ class Rates:
         """Bytes free on each device."""
         return {name: device.memory_free for name, device in self._devices.items()}
 
+    def buffer_types(self) -> dict[str, str]:
+        """The device of each buffer type."""
+        return {device.buffer_type or name: name for name, device in self._devices.items()}
+
     def is_measured(self, place: str) -> bool:
         """Whether products were measured there."""
         return (place, MATVEC) in self._tables

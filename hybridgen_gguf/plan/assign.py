@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from ..machine.rates import CPU
 from .cost import PartCost, total
 
-_MOST_WAYS = 4096  # of choosing which heavy parts leave: with more, the fewest seconds per byte first and no search
+# Exhaustive search up to this many combinations of FFNs; above it, greedy by seconds lost per byte.
+_MOST_WAYS = 4096
 _MOST_SHARES = 3000  # ways to share layers out: all of them up to 65 layers on two devices and 23 on three
 _EXCHANGES = 64
 

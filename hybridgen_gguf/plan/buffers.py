@@ -73,14 +73,13 @@ def _single(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def placer(placement: Placement, layers: Sequence[str], devices: Iterable[str]) -> Callable[[str], str]:
+def placer(placement: Placement, layers: Sequence[str], buffers: Mapping[str, str]) -> Callable[[str], str]:
     """A function from a tensor's name to the device that it lies on. `layers`: the device of each, the output last;
-    `devices`: all that there are.
+    `buffers`: buffer type → device; of any other type is host memory.
 
     An embedding means the output matrix, as which it may serve too.
     """
-    known = frozenset(devices)
-    rules = [(tensor_pattern(pattern), _device_of(kind, known)) for pattern, kind in placement.patterns]
+    rules = [(tensor_pattern(pattern), buffers.get(kind, CPU)) for pattern, kind in placement.patterns]
 
     def place(name: str) -> str:
         return next((to for pattern, to in rules if pattern.search(name)), layers[_layer_of(name, len(layers))])
@@ -89,11 +88,10 @@ def placer(placement: Placement, layers: Sequence[str], devices: Iterable[str]) 
 
 
 def lying(
-    names: Sequence[str], placement: Placement, layers: Sequence[str], devices: Iterable[str]
+    names: Sequence[str], placement: Placement, layers: Sequence[str], buffers: Mapping[str, str]
 ) -> frozenset[tuple[str, str]]:
     """All of a model's tensors, each with its device; an embedding that is the output matrix too may lie on two."""
-    devices = tuple(devices)
-    in_layers, at_start = placer(placement, layers, devices), placer(placement, (CPU,), devices)
+    in_layers, at_start = placer(placement, layers, buffers), placer(placement, (CPU,), buffers)
     found = {(name, (at_start if name.startswith(_INPUT) else in_layers)(name)) for name in names}
     tied = {"token_embd.weight"} & set(names) if "output.weight" not in names else set()
     return frozenset(found | {(name, in_layers(name)) for name in tied})
@@ -108,9 +106,3 @@ def _layer_of(name: str, count: int) -> int:
     words = name.split(".", 2)
     layer = int(words[1]) if len(words) == 3 and words[0] == "blk" and words[1].isdigit() else count
     return min(layer, count - 1)
-
-
-def _device_of(buffer_type: str, devices: frozenset[str]) -> str:
-    """A device's buffer type has its name, a server's also the address: `RPC0[host:port]`."""
-    name = buffer_type.partition("[")[0]
-    return name if name in devices else CPU

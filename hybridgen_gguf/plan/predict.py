@@ -60,7 +60,7 @@ def predict(rates: Rates, work: ModelWork, draft: Draft, depth: int) -> Predicte
     devices = used_devices(draft.placement, free) if draft.model.n_gpu_layers else ()
     if layers is None or not rates.measured:
         return None
-    place = placer(draft.placement, layers, free)
+    place = placer(draft.placement, layers, rates.buffer_types())
     used = {CPU, *devices, *(place(name) for layer in work.layers for name in (*layer.mixer, *layer.heavy))}
     if not all(map(rates.is_measured, used)):
         return None

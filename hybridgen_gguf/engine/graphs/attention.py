@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...closing import Closing
 from ...errors import EngineError, UsageError
+from ...model_file.types import ggml_type, row_bytes
 from ...settings import KV_TYPES
 from ..abi import declare, ggml, hg
 from ..library import check, find
@@ -26,7 +27,6 @@ from ..library import check, find
 Floats = NDArray[np.float32]
 #: cache types that the fast kernels read; every other type goes to the stock code
 ATTENTION_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
-_BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}  # elements, bytes
 _SWITCH = b"cpu-attention"
 _SLACK = 1 << 20  # bytes for tensor headers and alignment
 
@@ -117,7 +117,9 @@ class AttentionGraph(Closing):
         how = how or Attention()
         self._base, self._cpu, _ = _libraries()
         self._shape = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
-        need = layers * (row_bytes(how.type_k, k.size) + row_bytes(how.type_v, v.size) + 4 * int(np.prod(self._shape)))
+        need = layers * (
+            cache_bytes(how.type_k, k.size) + cache_bytes(how.type_v, v.size) + 4 * int(np.prod(self._shape))
+        )
         need += 4 * q.size + (2 * mask.size if mask is not None else 0) + _SLACK + 4096 * layers
         self._context = self._base.ggml_init(ggml.InitParams(need, None, False))
         if not self._context:
@@ -148,7 +150,7 @@ class AttentionGraph(Closing):
         copies = []
         for first, array, kind in ((self._kv[0][0], k, how.type_k), (self._kv[0][1], v, how.type_v)):
             copy = self._new(array.shape, kind)
-            source, size = self._base.ggml_get_data(first), row_bytes(kind, array.size)
+            source, size = self._base.ggml_get_data(first), cache_bytes(kind, array.size)
             ctypes.memmove(self._base.ggml_get_data(copy), source, size)
             copies.append(copy)
         return copies[0], copies[1]
@@ -187,7 +189,7 @@ class AttentionGraph(Closing):
         )
 
     def _read(self, tensor: int, kind: str, shape: tuple[int, ...]) -> Floats:
-        size = row_bytes(kind, int(np.prod(shape)))
+        size = cache_bytes(kind, int(np.prod(shape)))
         raw = np.frombuffer(ctypes.string_at(self._base.ggml_get_data(tensor), size), np.uint8)
         return _decode(raw, kind).reshape(shape)
 
@@ -211,14 +213,14 @@ class AttentionGraph(Closing):
             self._context = None
 
 
-def row_bytes(kind: str, elements: int) -> int:
+def cache_bytes(kind: str, elements: int) -> int:
     """Bytes of `elements` elements of a cache type. Raises UsageError for a type or number that blocks cannot hold."""
-    if kind not in _BLOCK:
+    if kind not in ATTENTION_TYPES:
         raise UsageError(f"attention over '{kind}' cannot be built", f"choose one of {', '.join(ATTENTION_TYPES)}")
-    per_block, size = _BLOCK[kind]
-    if elements % per_block:
-        raise UsageError(f"{kind} holds blocks of {per_block}, not {elements} elements", "use a multiple of the block")
-    return elements // per_block * size
+    block = ggml_type(kind).block
+    if elements % block:
+        raise UsageError(f"{kind} holds blocks of {block}, not {elements} elements", "use a multiple of the block")
+    return row_bytes(kind, elements)
 
 
 def _decode(raw: NDArray[np.uint8], kind: str) -> Floats:
@@ -227,7 +229,7 @@ def _decode(raw: NDArray[np.uint8], kind: str) -> Floats:
         return raw.view(np.float32 if kind == "f32" else np.float16).astype(np.float32)
     if kind == "bf16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    blocks = raw.reshape(-1, _BLOCK[kind][1])
+    blocks = raw.reshape(-1, ggml_type(kind).bytes)
     scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
     if kind == "q8_0":
         return scale * np.ascontiguousarray(blocks[:, 2:]).view(np.int8)
