@@ -197,6 +197,8 @@ def _choices(marked: Conversation, source: str) -> list[list[dict[str, Any]]]:
         found.append([{"arguments": "text"}])
     if any(message.content is None for message in messages):
         found.append([{"nothing": "empty"}])
+    if any(len(message.tool_calls) > 1 for message in messages):
+        found.append([{"single_calls": True}])
     if any(message.tool_calls or message.role == "tool" for message in messages):
         found.append([{"short_ids": True}])
     if marked.tools:

@@ -37,6 +37,7 @@ class Form:
     reasoning: str = "reasoning_content"
     wrapped_tools: bool = True
     tools_as: str = "tools"  # or another variable's name; functions: as JSON text, with a datetime
+    single_calls: bool = False  # an answer with several calls becomes one for each, its result behind it
     short_ids: bool = False  # 9 letters and digits, as some templates demand
     system_role: bool = False  # developer becomes system
     folded: bool = False  # the system message goes before the first user message
@@ -57,8 +58,33 @@ def written(given: Conversation, form: Form, render: Render) -> str:
         messages = tuple(replace(m, role="system") if m.role == "developer" else m for m in messages)
     if form.folded:
         messages = folded(messages) or messages
+    messages = _in_call_order(messages, apart=form.single_calls)
     variables = {**given.variables, **tool_variables(given.tools, form)}
     return render(as_dicts(messages, form), variables)
+
+
+def _in_call_order(messages: tuple[Message, ...], *, apart: bool) -> tuple[Message, ...]:
+    """Results in the order of their calls, as templates without ids need it; `apart`: behind each call its result."""
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        end = at + 1
+        while message.tool_calls and end < len(messages) and messages[end].role == "tool":
+            end += 1
+        results = list(messages[at + 1 : end])
+        ids = [call.get("id") for call in message.tool_calls]
+        if all(result.tool_call_id in ids for result in results):
+            results.sort(key=lambda result: ids.index(result.tool_call_id))
+        if apart and len(ids) > 1 and [result.tool_call_id for result in results] in (ids, [None] * len(ids)):
+            for place, (call, result) in enumerate(zip(message.tool_calls, results, strict=True)):
+                bare = None if message.content is None else ""
+                said = replace(message, content=bare, reasoning=None) if place else message
+                found += [replace(said, tool_calls=(call,)), result]
+        else:
+            found += [message, *results]
+        at = end
+    return tuple(found)
 
 
 def tool_variables(tools: Sequence[Mapping[str, Any]], form: Form) -> dict[str, Any]:

@@ -198,6 +198,20 @@ def test_ids_of_nine_characters_where_the_template_demands_them() -> None:
     assert first == second and first.isalnum()
 
 
+def test_results_come_in_the_order_of_their_calls_and_one_by_one_where_wanted() -> None:
+    source = (
+        "{% for m in messages %}{% if m.tool_calls | length > LIMIT %}{{ raise_exception('one at a time') }}{% endif %}"
+        "{{ m.role }}:{{ m.content or '' }}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments.city }})"
+        "{% endfor %};{% endfor %}"
+    )
+    asked = says("assistant", "Let me see", tool_calls=[call("a", "Paris"), call("b", "Oslo")])
+    results = [says("tool", "snow", tool_call_id="b"), says("tool", "rain", tool_call_id="a")]
+    many, single = (chat(source.replace("LIMIT", n), says("user", "hi"), asked, *results).text for n in ("9", "1"))
+    assert many == "user:hi;assistant:Let me seeget_weather(Paris)get_weather(Oslo);tool:rain;tool:snow;"
+    assert single == ("user:hi;assistant:Let me seeget_weather(Paris);tool:rain;assistant:get_weather(Oslo);tool:snow;")
+
+
 # --- every template of the pinned source ---
 
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
@@ -218,6 +232,14 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         says("user", "Weather?"),
         says("assistant", None, tool_calls=[call()]),
         says("tool", "It rains a lot", tool_call_id="call_abc123"),
+    ],
+    "parallel calls": [
+        says("user", "Weather?"),
+        says("assistant", "", tool_calls=[call(), call("call_xyz", "Oslo, Paris of the north")]),
+        says("tool", "It snows", tool_call_id="call_xyz"),
+        says("tool", "It rains a lot", tool_call_id="call_abc123"),
+        says("assistant", "It rains and snows."),
+        says("user", "Thank you"),
     ],
     "answered calls": [
         says("user", "Weather?"),
