@@ -55,18 +55,11 @@ class Ggml:
         number, _ = TYPES[kind]
         flat = np.ascontiguousarray(values, np.float32)
         with Context(self, flat.nbytes * 3 + (1 << 20)) as c:
-            t = self.base.ggml_new_tensor_4d(c.ctx, number, flat.shape[-1], flat.size // flat.shape[-1], 1, 1)
-            size = self.base.ggml_nbytes(t)
-            self.base.ggml_quantize_chunk(
-                number,
-                flat.ctypes.data,
-                self.base.ggml_get_data(t),
-                0,
-                flat.size // flat.shape[-1],
-                flat.shape[-1],
-                None,
-            )
-            raw = np.frombuffer(ctypes.string_at(self.base.ggml_get_data(t), size), np.uint8).copy()
+            width, rows = flat.shape[-1], flat.size // flat.shape[-1]
+            t = self.base.ggml_new_tensor_4d(c.ctx, number, width, rows, 1, 1)
+            data, size = self.base.ggml_get_data(t), self.base.ggml_nbytes(t)
+            self.base.ggml_quantize_chunk(number, flat.ctypes.data, data, 0, rows, width, None)
+            raw = np.frombuffer(ctypes.string_at(data, size), np.uint8).copy()
         return raw, self._values(number, raw, flat.size).reshape(flat.shape)
 
     def _values(self, number: int, raw: NDArray[np.uint8], count: int) -> NDArray[np.float64]:
@@ -88,14 +81,13 @@ class Ggml:
         self, kind: str, raw: NDArray[np.uint8], shape: Sequence[int], x: Floats, *, threads: int = 1,
         ids: NDArray[np.int32] | None = None, switch: str = "fast",
     ) -> Floats:  # fmt: skip
-        """`x` [..., rows, k] times weights of `shape` [..., n, k]; with `ids` [tokens, used], x is [tokens, slots, k]."""
+        """`x` [..., rows, k] times weights of `shape` [..., n, k]; `ids` [tokens, used]: x is [tokens, slots, k]."""
         before = self.base.hg_switch_get(b"cpu-matrix")
         self.base.hg_switch_set(b"cpu-matrix", switch.encode())
         try:
             with Context(self, raw.nbytes + 64 * x.nbytes + (256 << 20)) as c:
-                w = self.base.ggml_new_tensor_4d(
-                    c.ctx, TYPES[kind][0], *reversed((1,) * (4 - len(shape)) + tuple(shape))
-                )
+                sizes = reversed((1,) * (4 - len(shape)) + tuple(shape))
+                w = self.base.ggml_new_tensor_4d(c.ctx, TYPES[kind][0], *sizes)
                 ctypes.memmove(self.base.ggml_get_data(w), raw.ctypes.data, raw.nbytes)
                 t = c.tensor(x, 0)
                 if ids is None:

@@ -1,4 +1,4 @@
-"""Matrix products of the engine: the same bits for any number of rows and threads, and float64 beside the stock code."""
+"""Matrix products of the engine: the same bits for any number of rows and threads, and float64 beside stock."""
 
 from __future__ import annotations
 
