@@ -17,10 +17,10 @@ from hybridgen_gguf.generate import LanguageModel, Reply
 from hybridgen_gguf.plan import KvPlan, Plan
 from hybridgen_gguf.prompt.probes import thoughts_open
 from hybridgen_gguf.prompt.renderer import Renderer, RenderLimits, RenderRequest
+from hybridgen_gguf.settings import ContextSettings, ModelSettings
 
 PLAN = Plan(
-    n_ctx=512, n_gpu_layers=0, n_layers=1, kv=KvPlan("f16", "f16", 0, 512, 0), threads=1, threads_batch=1, n_batch=64,
-    n_ubatch=64, flash_attention="auto",
+    ModelSettings(), ContextSettings(512, n_batch=64, n_ubatch=64), n_layers=1, kv=KvPlan(0, 512, 0),
 )  # fmt: skip
 MENTIONS = (
     "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
