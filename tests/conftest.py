@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,10 @@ from hybridgen_gguf.settings import ModelSettings
 
 # Threads that spin while they wait make every other process slow; no test measures time. Read when the engine loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Who starts the tests in the background has SIGINT ignored, and children would inherit that; a handler they do not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a developer has profiled and tuned on this machine must not change the plans that tests see.
 _OWN = tempfile.mkdtemp(prefix="hgguf-tests-")

@@ -6,22 +6,20 @@ Invariant: whatever happens in the child, the caller gets an answer or an HgErro
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .. import processes
 from ..closing import Closing
-from ..errors import DoesNotFit, EngineError, HgError, UsageError
+from ..errors import EngineError, HgError
 from ..settings import BufferBytes, ContextSettings, ModelSettings, placement_of
-from . import giving_up
+from . import giving_up, refusals
 from .library import BackendDevice
 
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
@@ -33,7 +31,8 @@ class Child(Closing):
     def __init__(self, rpc: Sequence[str] = (), timeout: float = _TIMEOUT) -> None:
         self._rpc = tuple(rpc)
         self._timeout = timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: processes.Child | None = None
+        self._log: Any = None
 
     def check(self, path: Path) -> str | None:
         """Loads header and vocabulary of `path`. The problem in one sentence, or None when the engine takes it."""
@@ -58,75 +57,45 @@ class Child(Closing):
         return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], self._timeout)
-            line = process.stdout.readline() if ready else b""
-        except BrokenPipeError:
-            line = b""
-        if not line:
-            raise self._crashed(request["path"])
-        answer: dict[str, Any] = json.loads(line)
+        if self._process is None:
+            self._log = processes.open_log()
+            try:
+                self._process = processes.start("hybridgen_gguf.engine.child", *self._rpc, log=self._log)
+            except BaseException:
+                self._log.close()
+                raise
+        processes.say(self._process, request)
+        answer = processes.hear(self._process, self._timeout)
+        if answer is None:
+            raise self._died(request["path"])
         if "error" in answer:
-            kinds: dict[int, type[HgError]] = {kind.exit_code: kind for kind in (UsageError, DoesNotFit)}
-            raise kinds.get(answer.get("exit_code", 1), EngineError)(answer["error"], answer.get("hint", ""))
+            raise processes.unpacked(answer["error"])
         return answer
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        # -P: a file named numpy.py in the folder one happens to stand in must not be imported.
-        command = [sys.executable, "-P", "-m", "hybridgen_gguf.engine.child", *self._rpc]
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-
-    def _crashed(self, path: str) -> EngineError:
+    def _died(self, path: str) -> HgError:
+        """Why there was no answer; the next question starts another child."""
         process, self._process = self._process, None
         assert process is not None
-        alive = process.poll() is None
-        try:
-            code = process.wait(2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        text = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
-        _close(process)
-        if alive and code == -signal.SIGKILL:
+        assert process.stdout is not None
+        hung = process.poll() is None and not select.select([process.stdout], [], [], 0)[0]
+        code = processes.end(process, 0.0 if hung else 2.0)
+        words = processes.last_words(self._log)
+        self._log.close()
+        if hung:
             return EngineError(f"the engine gave no answer about {path} within {self._timeout:.0f} s")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if "pthread_create failed" in text or "Resource temporarily unavailable" in text:
-            return EngineError("the engine could not start its threads", "raise the limit on processes (ulimit -u)")
-        why = f": {cause}" if (cause := giving_up.reason(text)) else ""
-        return EngineError(f"the engine crashed on {path} ({how}{why})", "the file is damaged or hostile")
+        if known := processes.death("the engine", code, words):
+            return known
+        how = processes.signal_name(code) or f"exit code {code}"
+        how = f"signal {how}" if how.startswith("SIG") else how
+        reason = giving_up.reason(words)
+        why = f": {reason}" if reason else ""
+        return EngineError(f"the engine crashed on {path} ({how}{why})", refusals.abort_hint(reason))
 
     def close(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _close(process)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+            processes.end(process, 5.0)
+            self._log.close()
 
 
 def check_loads(path: Path) -> str | None:
@@ -174,10 +143,8 @@ def _with_placement(settings: dict[str, Any]) -> dict[str, Any]:
 def main(rpc: Sequence[str]) -> None:
     from .handles import start
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    answers = processes.serve()
     os.environ["GGML_NO_BACKTRACE"] = "1"  # an abort would start a debugger
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     started = False
     for line in sys.stdin.buffer:
         try:
@@ -187,10 +154,8 @@ def main(rpc: Sequence[str]) -> None:
                     library.add_rpc(endpoint)
                 started = True
             answer = _answer(json.loads(line))
-        except HgError as error:
-            answer = {"error": error.what, "hint": error.hint, "exit_code": error.exit_code}
-        except Exception as error:  # a fault of ours must not look like a damaged file
-            answer = {"error": f"internal error {type(error).__name__}: {error}"}
+        except Exception as error:
+            answer = {"error": processes.packed(processes.error_of(error))}
         answers.write(json.dumps(answer).encode() + b"\n")
 
 

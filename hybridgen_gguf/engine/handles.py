@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
 from ..settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
-from . import forking, giving_up, log
+from . import forking, giving_up, log, refusals
 from .abi.hg import MemoryEntry
 from .abi.llama import TensorOverride
 from .device_sample import DeviceSample
@@ -79,7 +79,9 @@ class Model(Closing):
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self.handle:
             hint = "the engine may not take the patterns of -ot" if settings.placement.overrides else ""
-            raise _failed(f"the engine cannot load {path}", log.last_error() or "it does not say why", hint)
+            why = log.last_error()
+            hint = hint or (refusals.refusal_of(why).hint if why else "")
+            raise _failed(f"the engine cannot load {path}", why or "it does not say why", hint)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
 

@@ -13,16 +13,15 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from .. import errors
-from ..errors import EngineError, Failed, HgError
+from .. import processes
+from ..engine import giving_up, refusals
+from ..errors import EngineError, HgError
 from ..printable import printable
 from .target import remove
 
@@ -37,7 +36,6 @@ JOBS = {
 }
 Event = Mapping[str, Any]
 Send = Callable[[Event], None]
-_TAIL = 4096
 
 
 def run_job(
@@ -52,8 +50,10 @@ def run_job(
     Raises the error the child reported, what `on_event` raises, or EngineError when it died of a signal or ended
     without a result.
     """
-    with tempfile.TemporaryFile() as log, stoppable():
-        child = _start(job, environment, log)
+    with processes.open_log() as log, stoppable():
+        # Threads that spin while they wait take the cores from others; a batch loses nothing by sleeping.
+        env = {"OMP_WAIT_POLICY": "passive", **os.environ, **(environment or {}), "PYTHONUTF8": "1"}
+        child = processes.start("hybridgen_gguf.make.job", job, log=log, environment=env)
         try:
             return _converse(child, job, options, on_event, scratch, log)
         except BaseException:
@@ -61,87 +61,42 @@ def run_job(
                 remove(path)
             raise
         finally:
-            _end(child)
-
-
-def _start(job: str, environment: Mapping[str, str] | None, log: BinaryIO | Any) -> subprocess.Popen[bytes]:
-    package_root = str(Path(__file__).resolve().parents[2])
-    # Threads that spin while they wait take the cores from whatever else runs; a batch loses nothing by sleeping.
-    env = {"OMP_WAIT_POLICY": "passive", **os.environ, **(environment or {}), "PYTHONUTF8": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, env.get("PYTHONPATH", ""))))
-    # -P: a file named numpy.py in the folder one happens to stand in must not be imported.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "hybridgen_gguf.make.job", job],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=env,
-        start_new_session=True,
-    )
+            processes.end(child)
 
 
 def _converse(
-    child: subprocess.Popen[bytes],
+    child: processes.Child,
     job: str,
     options: Mapping[str, Any],
     on_event: Callable[[Event], None] | None,
     scratch: Sequence[Path],
     log: BinaryIO | Any,
 ) -> dict[str, Any]:
-    assert child.stdin is not None and child.stdout is not None
-    message = {"options": dict(options), "scratch": [str(path) for path in scratch]}
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(message).encode() + b"\n")
-        child.stdin.flush()
-    for line in child.stdout:
-        event = json.loads(line)
+    processes.say(child, {"options": dict(options), "scratch": [str(path) for path in scratch]})
+    while (event := processes.hear(child)) is not None:
         if "result" in event:
             result: dict[str, Any] = event["result"]
             return result
         if "error" in event:
-            raise _rebuilt(event["error"])
+            raise processes.unpacked(event["error"])
         if on_event is not None:
             on_event(event)
         if "ask" in event:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(b"\n")
-                child.stdin.flush()
-    raise EngineError(f"the {job} process {_how_it_ended(child.wait())}{_last_words(log)}", "the input may be damaged")
+            processes.say(child, {})
+    raise _died(job, child.wait(), processes.last_words(log))
 
 
-def _rebuilt(error: Mapping[str, str]) -> HgError:
-    kind = getattr(errors, error["kind"], Failed)
-    return kind(error["what"], error["hint"]) if issubclass(kind, HgError) else Failed(error["what"], error["hint"])
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"ended early with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = str(-status)
-    return f"was stopped by signal {name}" + (" (most likely out of memory)" if name == "SIGKILL" else "")
-
-
-def _last_words(log: BinaryIO | Any) -> str:
-    log.seek(0, os.SEEK_END)
-    log.seek(max(0, log.tell() - _TAIL))
-    lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    telling = [line for line in lines if "ASSERT" in line or "rror" in line or "abort" in line.lower()]
-    words = (telling or lines)[-1:]
-    return f": {printable(words[0], limit=200)}" if words else ""
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+def _died(job: str, code: int, words: str) -> HgError:
+    who = f"the {job} process"
+    if known := processes.death(who, code, words):
+        return known
+    name = processes.signal_name(code)
+    how = f"was stopped by signal {name}" if name else f"ended early with status {code}"
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    reason = giving_up.reason(words)
+    last = reason or printable("".join(lines[-1:]), limit=200)
+    hint = refusals.abort_hint(reason) if name or reason else refusals.OURS.hint
+    return EngineError(f"{who} {how}{': ' if last else ''}{last}", hint)
 
 
 class _StoppedError(BaseException):
@@ -173,14 +128,12 @@ def stoppable() -> Iterator[None]:
 
 def main() -> None:
     """Entry of the child: reads one line of options, runs the job, writes events."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not look like an event
+    out = processes.serve()
     lock, answered = threading.Lock(), threading.Semaphore(0)
 
     def send(event: Event) -> None:
         with lock, contextlib.suppress(BrokenPipeError):
             out.write(json.dumps(event).encode() + b"\n")
-            out.flush()
         if "ask" in event:
             answered.acquire()
 
@@ -190,9 +143,8 @@ def main() -> None:
     try:
         job: Callable[[Mapping[str, Any], Send], dict[str, Any]] = getattr(importlib.import_module(module), name)
         send({"result": job(message["options"], send)})
-    except HgError as error:
-        send({"error": {"kind": type(error).__name__, "what": error.what, "hint": error.hint}})
-    out.flush()
+    except Exception as error:
+        send({"error": processes.packed(processes.error_of(error))})
     os._exit(0)  # the engine's own teardown has nothing left to do, and can hang on worker threads
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from .. import processes
 from ..closing import Closing
-from ..errors import TemplateError, UsageError
+from ..errors import Failed, TemplateError, UsageError
 from ..units import format_size
 from .fitting import write
 from .forms import Conversation, Form, Refusal
@@ -99,34 +98,16 @@ class Renderer(Closing):
         self._late: threading.Timer | None = None
         child = Path(__file__).with_name("render_child.py")
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(child), json.dumps(_folders_of("jinja2", "markupsafe"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in ("SYSTEMROOT",) if name in os.environ},
-                start_new_session=True,  # Ctrl-C is for the parent to handle
-            )
-        except OSError as error:
-            raise TemplateError(f"no process could be started to render the chat template: {error}", _HINT) from None
+            self._process = processes.start_script(child, json.dumps(_folders_of("jinja2", "markupsafe")))
+        except Failed as error:
+            raise TemplateError(f"the chat template cannot be rendered: {error.what}", error.hint) from None
 
     def close(self) -> None:
         """Ends the process if it still runs. May be called more than once."""
         if self._late is not None:
             self._late.cancel()
-        if self._template is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                self._process.stdin.close()  # it has nothing more to do, and ends
-                self._process.wait(1)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+        # With a template it has nothing more to do, and ends; without, it still waits for one.
+        processes.end(self._process, 0.0 if self._template is None else 1.0)
 
     def render(self, request: RenderRequest) -> Rendered:
         """The conversation as text, in the form that the template wants. Raises TemplateError for a template that does

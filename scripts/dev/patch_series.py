@@ -80,15 +80,15 @@ def fail(what: str, hint: str) -> NoReturn:
 
 def pinned_sources() -> Path:
     """The unpacked, unpatched sources that scripts/setup leaves in the user's cache."""
+    sys.path.insert(0, str(PATCHES.parent))
     try:
-        from platformdirs import user_cache_path
+        from hybridgen_gguf.folders import cache_folder
+
+        cache = cache_folder()
     except ImportError:
         raise SeriesError("platformdirs is missing", "run this with .venv/bin/python") from None
-
     pin = json.loads((PATCHES / "pin.json").read_text(encoding="utf-8"))
-    override = os.environ.get("HGGUF_CACHE")
-    cache = Path(override) if override else user_cache_path("hgguf", appauthor=False)
-    folder: Path = cache / "source" / pin["sha256"][:16]
+    folder = cache / "source" / pin["sha256"][:16]
     if not folder.is_dir():
         raise SeriesError(f"the pinned sources are not in {folder}", "run scripts/setup, or name a tree with --source")
     return folder
