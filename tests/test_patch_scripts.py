@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEV = ROOT / "scripts" / "dev"
 sys.path.insert(0, str(DEV))
 
+import hunks  # noqa: E402
 import patch_series as ps  # noqa: E402
 
 LINES = [f"line {number}\n" for number in range(1, 41)]
@@ -118,3 +121,99 @@ def test_changes_in_no_commit_are_not_lost(source: Path, tmp_path: Path) -> None
     done = run("series_tree", "write", work, "--to", tmp_path)
     assert done.returncode == 2
     assert "in no commit" in done.stderr
+
+
+def rebased(source: Path, series_folder: Path) -> tuple[int, dict[str, object], dict[str, list[dict[str, object]]]]:
+    """The exit code, the summary, and the hunks by `patch path`."""
+    done = run("rebase_report", source, "--patches", series_folder, "--json")
+    answer = json.loads(done.stdout)
+    found = {f"{patch['name']} {file['path']}": file["hunks"] for patch in answer["patches"] for file in patch["files"]}
+    return done.returncode, answer["summary"], found
+
+
+def test_rebasing_onto_the_same_tree_is_clean(source: Path, tmp_path: Path) -> None:
+    """The second patch stands on the lines of the first, which makes the file longer."""
+    first = [*LINES[:4], "one\n", "more\n", "and more\n", *LINES[5:]]
+    second = [*first[:20], "two\n", *first[20:]]
+    patches = series(tmp_path / "new", source, {"0001-a": {"a.c": first, "n.c": LINES}, "0002-b": {"a.c": second}})
+    before = (source / "a.c").read_bytes()
+    code, summary, found = rebased(source, patches)
+    assert code == 0
+    assert summary["hunks"] == {"clean": 3, "offset": 0, "fuzz": 0, "fail": 0, "behind": 0}
+    assert summary["patches"] == {"clean": 2, "offset": 0, "fuzz": 0, "fail": 0}
+    assert list(found) == ["0001-a a.c", "0001-a n.c", "0002-b a.c"]
+    assert (source / "a.c").read_bytes() == before and not (source / "n.c").exists()
+
+
+def test_clean_offset_fuzz_and_fail_are_told_apart(source: Path, tmp_path: Path) -> None:
+    steps = {"0001-a": {"a.c": changed(LINES, _5="one", _20="two", _35="three"), "src/b.c": changed(LINES, _10="four")}}
+    patches = series(tmp_path / "new", source, steps)
+    other = changed(
+        LINES, _17="upstream's", _35="upstream's"
+    )  # a context line of the second, the old line of the third
+    other[10:10] = ["inserted\n", "lines\n"]
+    tree(tmp_path / "other", {"a.c": other, "src/b.c": ["inserted\n", *LINES]})
+    code, summary, found = rebased(tmp_path / "other", patches)
+    assert code == 1
+    assert [(hunk["status"], hunk["offset"], hunk["fuzz"]) for hunk in found["0001-a a.c"]] == [
+        ("clean", 0, 0),
+        ("fuzz", 2, 1),
+        ("fail", 0, 0),
+    ]
+    assert [(hunk["status"], hunk["offset"]) for hunk in found["0001-a src/b.c"]] == [("offset", 1)]
+    assert summary["hunks"] == {"clean": 1, "offset": 1, "fuzz": 1, "fail": 1, "behind": 0}
+    shown = run("rebase_report", tmp_path / "other", "--patches", patches)
+    assert shown.returncode == 1
+    assert "fail   0001-a: 1 clean, 1 offset, 1 fuzz, 1 fail hunks in 2 files" in shown.stdout
+    assert "line 32 fail" in shown.stdout and "line 17 fuzz 1 +2 lines" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "hunks: 1 clean, 1 offset, 1 fuzz, 1 fail, 0 behind"
+
+
+def test_a_failure_that_follows_from_an_earlier_one_says_so(source: Path, tmp_path: Path) -> None:
+    first = [*LINES[:19], "new_call();\n", *LINES[19:]]
+    second = [*first[:20], "another_call();\n", *first[20:]]
+    third = changed(second, _3="elsewhere")
+    steps = {"0001-a": {"a.c": first}, "0002-b": {"a.c": second}, "0003-c": {"a.c": third}}
+    patches = series(tmp_path / "new", source, steps)
+    other = changed(LINES, _19="upstream's", _20="own", _21="words")
+    code, summary, found = rebased(tree(tmp_path / "other", {"a.c": other}), patches)
+    assert code == 1
+    assert summary["hunks"] == {"clean": 1, "offset": 0, "fuzz": 0, "fail": 2, "behind": 1}
+    assert found["0002-b a.c"][0]["behind"] == "0001-a" and found["0001-a a.c"][0]["behind"] == ""
+    assert found["0003-c a.c"][0]["status"] == "clean"  # the lost lines moved nothing in front of it
+
+
+def test_files_that_came_or_went_upstream_fail_with_the_reason(source: Path, tmp_path: Path) -> None:
+    steps = {"0001-a": {"a.c": changed(LINES, _5="one"), "new.c": LINES}}
+    patches = series(tmp_path / "new", source, steps)
+    code, _, found = rebased(tree(tmp_path / "other", {"new.c": ["upstream's own\n"]}), patches)
+    assert code == 1
+    assert found["0001-a a.c"][0]["why"] == "the tree has no such file"
+    assert found["0001-a new.c"][0]["why"] == "the tree has such a file"
+
+
+def test_hunks_applied_here_make_what_git_compared(source: Path, tmp_path: Path) -> None:
+    """On random edits, of a last line without its end too, the hunks make the lines that git had made them from."""
+    generator = random.Random(7)
+    for trial in range(20):
+        new = list(LINES)
+        for _ in range(generator.randint(1, 6)):
+            at = generator.randrange(len(new))
+            new[at : at + generator.randint(0, 3)] = [f"trial {trial} {generator.random()}\n"] * generator.randint(0, 4)
+        new += [] if trial % 2 else ["no end"]
+        patches = series(tmp_path / f"new{trial}", source, {"0001-a": {"a.c": new}})
+        (file,) = ps.read_series(ps.folder_texts(patches))[0].files
+        lines, drift = list(LINES), 0
+        for hunk in map(hunks.parse, file.hunks):
+            where = hunks.fit(hunk, lines, drift)
+            assert where is not None and (where.offset, where.fuzz) == (0, 0)
+            before = len(lines)
+            lines = hunks.applied(hunk, lines, where)
+            drift += len(lines) - before
+        assert lines == new
+
+
+def test_a_tree_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
+    done = run("rebase_report", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "is no folder" in done.stderr and "hint:" in done.stderr
