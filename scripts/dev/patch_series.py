@@ -86,7 +86,9 @@ def pinned_sources() -> Path:
 
         cache = cache_folder()
     except ImportError:
-        raise SeriesError("platformdirs is missing", "run this with .venv/bin/python") from None
+        raise SeriesError(
+            "the packages of the virtual environment are missing", "run this with .venv/bin/python"
+        ) from None
     pin = json.loads((PATCHES / "pin.json").read_text(encoding="utf-8"))
     folder = cache / "source" / pin["sha256"][:16]
     if not folder.is_dir():

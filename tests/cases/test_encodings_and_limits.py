@@ -69,7 +69,20 @@ def test_d28_words_that_are_no_text(tiny: Path, capsys: Capture) -> None:
     broken = os.fsdecode(b"\xff\xfe")
     for flag in ("-p", "-sys"):
         assert call(capsys, "run", tiny, "-p", "x", flag, broken, "-n", 1).code == 0
-    assert call(capsys, "run", tiny, "-p", "x", "--chat-template", "{{ 'a" + broken + "' }}", "-n", 1).code == 0
+    assert (
+        call(
+            capsys,
+            "run",
+            tiny,
+            "-p",
+            "x",
+            "--chat-template",
+            "{{ 'a" + broken + "' }}{{ messages[0].content }}",
+            "-n",
+            1,
+        ).code
+        == 0
+    )
     refused(call(capsys, "run", tiny, "-p", "x", "--stop", broken, "-n", 1), 2, "a stop string is not valid text")
 
 
