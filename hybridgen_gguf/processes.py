@@ -94,16 +94,21 @@ def hear(child: Child, timeout: float | None = None) -> dict[str, Any] | None:
 
 
 def end(child: Child, patience: float = 0.0) -> int:
-    """Closes its input, waits for `patience` seconds, then kills it and what it started; the exit code."""
-    with contextlib.suppress(BrokenPipeError):
-        if child.stdin is not None:
-            child.stdin.close()
-    try:
-        child.wait(patience)
-    except subprocess.TimeoutExpired:
+    """Closes its input and waits for `patience` seconds; what then still runs is killed, with what it started.
+
+    Without patience it is killed first: a child that watches its input takes a closed one for the parent's death and
+    clears away what it has written. Returns the exit code.
+    """
+    if patience:
+        with contextlib.suppress(BrokenPipeError):
+            if child.stdin is not None:
+                child.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
+    if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -55,7 +55,7 @@ def run_job(
         env = {"OMP_WAIT_POLICY": "passive", **os.environ, **(environment or {}), "PYTHONUTF8": "1"}
         child = processes.start("hybridgen_gguf.make.job", job, log=log, environment=env)
         try:
-            return _converse(child, job, options, on_event, scratch, log)
+            return _converse(child, job, options, on_event, scratch=scratch, log=log)
         except BaseException:
             for path in scratch:
                 remove(path)
@@ -69,6 +69,7 @@ def _converse(
     job: str,
     options: Mapping[str, Any],
     on_event: Callable[[Event], None] | None,
+    *,
     scratch: Sequence[Path],
     log: BinaryIO | Any,
 ) -> dict[str, Any]:
