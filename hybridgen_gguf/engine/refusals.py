@@ -45,8 +45,8 @@ _TABLE: tuple[tuple[str, Refusal], ...] = (
     (r"unknown load mode|exactly one out|out of bounds \(n_layer|used with(out)? a layer number|is too large for the"
      r"|too many tokens|exceeds int32_t|fatal error|invalid layer|too many tensors created", OURS),
     (r"key |keys? |key-value|tensor|array|magic|version|header|string length|alignment|aligned|charsmap|merges|vocab"
-     r"|tokenizer|scalar|n_rot|expert|[Bb]yte token|hyperparameters|failed to load model|invalid model|corrupted|elements"
-     r"|gguf type|invalid type|must be type|data section|error loading model|XCDA|toktypes|scores|N_MAX", FILE),
+     r"|tokenizer|scalar|n_rot|expert|[Bb]yte token|hyperparameters|failed to load model|invalid model|corrupted"
+     r"|elements|gguf type|invalid type|must be type|data section|error loading model|XCDA|toktypes|scores|N_MAX", FILE),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), meaning) for pattern, meaning in _TABLE)
 
