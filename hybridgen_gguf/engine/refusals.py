@@ -46,7 +46,8 @@ _TABLE: tuple[tuple[str, Refusal], ...] = (
      r"|too many tokens|exceeds int32_t|fatal error|invalid layer|too many tensors created", OURS),
     (r"key |keys? |key-value|tensor|array|magic|version|header|string length|alignment|aligned|charsmap|merges|vocab"
      r"|tokenizer|scalar|n_rot|expert|[Bb]yte token|hyperparameters|failed to load model|invalid model|corrupted"
-     r"|elements|gguf type|invalid type|must be type|data section|error loading model|XCDA|toktypes|scores|N_MAX", FILE),
+     r"|elements|gguf type|invalid type|must be type|data section|error loading model|XCDA|toktypes|scores"
+     r"|N_MAX", FILE),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), meaning) for pattern, meaning in _TABLE)
 
