@@ -30,16 +30,17 @@ if TYPE_CHECKING:
         TemplateError,
         UsageError,
     )
-    from .generate import GenerateOptions, LanguageModel
+    from .generate import LanguageModel
     from .plan import Limits, Plan
     from .prompt import Message
     from .reply import Chunk, Reply, Timings, Usage
+    from .request import GenerateOptions
     from .sample import SampleOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Chunk": "reply", "GenerateOptions": "generate", "LanguageModel": "generate", "Reply": "reply",
+    "Chunk": "reply", "GenerateOptions": "request", "LanguageModel": "generate", "Reply": "reply",
     "Timings": "reply", "Usage": "reply", "Limits": "plan", "Plan": "plan", "Message": "prompt",
     "SampleOptions": "sample",
 }  # fmt: skip

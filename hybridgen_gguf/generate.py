@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .adapt.border import Feedback
 from .adapt.threads import Governor
-from .answer import REASONING_FORMATS, AnswerStream, Piece
+from .answer import AnswerStream, Piece
 from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
@@ -25,6 +25,7 @@ from .plan import Plan
 from .prompt.encode import Message, Prompt, encode_chat, encode_raw
 from .prompt.template import Renderer, choose_template
 from .reply import Chunk, Reply, Timings, Usage
+from .request import GenerateOptions, merged, without_thoughts
 from .sample.dry import DEFAULT_BREAKERS, breaker_sequences
 from .sample.sampler import (
     DeviceCandidates,
@@ -42,24 +43,6 @@ if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
 
 _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
-
-
-@dataclass(frozen=True)
-class GenerateOptions:
-    """One request. `max_tokens` None: until the model ends or the context is full; `seed` None: random.
-
-    `reasoning_budget`: thoughts end after so many tokens, in the model's own way; None: when the model ends them.
-    `reasoning_format`: one of answer.REASONING_FORMATS. `stop` strings end the answer, never its thoughts.
-    """
-
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    stream: int = 0
-    ignore_end: bool = False
-    reasoning_budget: int | None = None
-    reasoning_format: str = "auto"
-    sample: SampleOptions = field(default_factory=SampleOptions)
 
 
 @dataclass
@@ -209,7 +192,7 @@ class LanguageModel(Closing):
         if self._governor is not None:
             self._governor.rest()
         if not decoder.read(prompt.tokens[state.reused :], cancelled, self._watched(progress)):
-            yield self._end(Piece(""), "cancelled", text, prompt, seed, state)
+            yield self._end(Piece(""), "cancelled", text, state, prompt=prompt, seed=seed)
             return
         for token in prompt.tokens:
             sampler.accept(token)
@@ -225,7 +208,7 @@ class LanguageModel(Closing):
             budget.count(text)
             piece = text.push(draw.token)
             if text.stopped is not None:
-                yield self._end(piece, "stop", text, prompt, seed, state)
+                yield self._end(piece, "stop", text, state, prompt=prompt, seed=seed)
                 return
             if piece.text or piece.reasoning:
                 yield Chunk(piece.text, None, piece.reasoning)
@@ -235,7 +218,7 @@ class LanguageModel(Closing):
                 self._governor.on_token(decoder.step_s)
             if self._border is not None:
                 self._border.on_token(decoder.step_s)
-        yield self._end(Piece(""), "cancelled" if cancelled() else reason, text, prompt, seed, state)
+        yield self._end(Piece(""), "cancelled" if cancelled() else reason, text, state, prompt=prompt, seed=seed)
 
     def _answer_stream(self, prompt: Prompt, options: GenerateOptions) -> AnswerStream:
         return AnswerStream(
@@ -312,7 +295,7 @@ class LanguageModel(Closing):
             state.kept.append(draw)
 
     def _end(
-        self, piece: Piece, reason: FinishReason, text: AnswerStream, prompt: Prompt, seed: int, state: _Progress
+        self, piece: Piece, reason: FinishReason, text: AnswerStream, state: _Progress, *, prompt: Prompt, seed: int
     ) -> Chunk:
         rest = text.finish()
         if text.stopped is not None:  # the end of the text may complete a stop string that was still open
@@ -356,30 +339,3 @@ class LanguageModel(Closing):
 
     def __reduce__(self) -> NoReturn:
         raise UsageError("a loaded model cannot be copied or pickled", "load it where it is used: hybridgen_gguf.load")
-
-
-def without_thoughts(options: GenerateOptions, reasoning: bool | None) -> GenerateOptions:
-    """The options with a budget of no thoughts where `reasoning` is False: for templates without a switch."""
-    return replace(options, reasoning_budget=0) if reasoning is False else options
-
-
-def merged(options: GenerateOptions | None, changes: dict[str, Any]) -> GenerateOptions:
-    """`options` (or the defaults) with `changes` to its own fields or to those of its SampleOptions."""
-    base = options or GenerateOptions()
-    own = {name: value for name, value in changes.items() if name in GenerateOptions.__dataclass_fields__}
-    rest = {name: value for name, value in changes.items() if name not in own}
-    unknown = [name for name in rest if name not in SampleOptions.__dataclass_fields__]
-    if unknown:
-        raise UsageError(f"'{unknown[0]}' is not an option of generate", "see GenerateOptions and SampleOptions")
-    if "stop" in own:
-        own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
-    changed = replace(base, **own)
-    changed = replace(changed, sample=replace(changed.sample, **rest))
-    for name in ("max_tokens", "reasoning_budget"):
-        value = getattr(changed, name)
-        if value is not None and value < 0:
-            raise UsageError(f"{name} {value} is out of range", "leave it out for no limit")
-    if changed.reasoning_format not in REASONING_FORMATS:
-        what = f"reasoning_format '{changed.reasoning_format}' is not known"
-        raise UsageError(what, f"one of: {', '.join(REASONING_FORMATS)}")
-    return changed

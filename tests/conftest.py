@@ -21,11 +21,11 @@ from seed import FUZZING, SEED
 
 from hybridgen_gguf.engine.handles import Model, start
 from hybridgen_gguf.engine.library import Library
-from hybridgen_gguf.loader import Vocabulary
 from hybridgen_gguf.model_file.shape import read_shape
 from hybridgen_gguf.models.download import pull
 from hybridgen_gguf.models.registry import resolve
 from hybridgen_gguf.settings import ModelSettings
+from hybridgen_gguf.vocabulary import Vocabulary
 
 # Threads that spin while they wait make every other process slow; no test measures time. Read when the engine loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

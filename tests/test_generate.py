@@ -10,9 +10,10 @@ import pytest
 from hybridgen_gguf.adapt.threads import Governor
 from hybridgen_gguf.engine.fake import FakeContext, FakeModel
 from hybridgen_gguf.errors import UsageError
-from hybridgen_gguf.generate import Chunk, GenerateOptions, LanguageModel, Reply, merged
+from hybridgen_gguf.generate import Chunk, LanguageModel, Reply
 from hybridgen_gguf.plan import KvPlan, Plan
 from hybridgen_gguf.prompt.encode import Message
+from hybridgen_gguf.request import GenerateOptions, merged
 from hybridgen_gguf.settings import ContextSettings, ModelSettings
 
 PLAN = Plan(

@@ -23,11 +23,12 @@ from .options import PlaceFlags, PromptFlags, SampleFlags
 from .thinking import ThinkFlags, Thinking, thinking_of
 
 if TYPE_CHECKING:
-    from ..generate import GenerateOptions, LanguageModel
+    from ..generate import LanguageModel
     from ..loader import Prepared
     from ..prompt.encode import Prompt
     from ..prompt.renderer import Renderer
     from ..reply import Reply
+    from ..request import GenerateOptions
 
 #: fields of a context that a measurement depends on
 _CONTEXT_NAMES = ("threads", "threads_batch", "n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attention")
@@ -140,8 +141,8 @@ def run_verb(
     dry_run: bool,
 ) -> int:
     """`hgguf run`. The exit code."""
-    from ..generate import GenerateOptions, merged, without_thoughts
     from ..prompt.template import Renderer
+    from ..request import GenerateOptions, merged, without_thoughts
     from ..sample.sampler import check_seed
 
     question, thinking = question_of(ask), thinking_of(think)

@@ -2,6 +2,8 @@
 
 types    Limits (what the user allows), Draft (what an engine is opened with) and Plan (what will be done)
 make     the steps of planning in order; start here
+check    settings that cannot be, refused by name
+threads  how many threads
 choose   which layers and parts lie on which device
 search   the fastest assignment under the budgets, with its exact bytes
 assign   the same by arithmetic alone: seconds of an assignment, exhaustive or greedy

@@ -12,20 +12,20 @@ from ..errors import DoesNotFit, UsageError
 from ..machine.hardware import Hardware
 from ..machine.rates import CPU, Rates
 from ..model_file.shape import ModelShape
-from ..model_file.types import ggml_type
 from ..settings import CELL_STEP, ContextSettings, ModelSettings
 from ..units import format_size, round_up
 from .border import with_border
+from .check import check_limits
 from .choose import choose_placement
-from .cost import CostModel, Use, work_of
+from .cost import work_of
 from .idle import note_idle
 from .inputs import BytesOf, Given, Notes, depth_of, host_budget, largest
 from .predict import predict
+from .threads import choose_threads
 from .tiers import with_tiers
-from .types import GOALS, Draft, KvPlan, Limits, MemoryUse, Plan, Predicted
+from .types import Draft, KvPlan, Limits, MemoryUse, Plan, Predicted
 
 DEFAULT_CONTEXT = 8192
-_MOST_TOKENS, _MOST_BATCH, _MOST_THREADS = (1 << 31) - CELL_STEP, 1 << 20, 1024  # the engine's counts are 32 bits
 
 
 def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: BytesOf) -> Plan:
@@ -53,50 +53,13 @@ def _cells(context: ContextSettings, used: tuple[MemoryUse, ...]) -> KvPlan:
     return KvPlan(cells, context.n_ctx - cells, kv)
 
 
-def check_limits(shape: ModelShape, limits: Limits) -> None:
-    """Settings that make no sense or cannot go together, named before anything is loaded. Raises UsageError."""
-    _check_counts(limits)
-    if limits.depth is not None and limits.depth < 0:
-        raise UsageError(f"--depth {limits.depth} is out of range", "give the tokens expected in the context")
-    if limits.goal not in GOALS:
-        raise UsageError(f"--goal {limits.goal} is not known", f"one of: {', '.join(GOALS)}")
-    if limits.flash_attention == "off" and ggml_type(limits.type_v).block > 1:
-        raise UsageError(
-            f"-ctv {limits.type_v} needs flash attention, and -fa off turns it off",
-            "leave out -fa off, or use -ctv f16",
-        )
-    for flag, type_name, head in _head_sizes(shape, limits):
-        block = ggml_type(type_name).block
-        if head % block:
-            raise UsageError(
-                f"{flag} {type_name} stores blocks of {block} values, and this model's heads have {head}",
-                f"use {flag} f16",
-            )
-
-
-def _check_counts(limits: Limits) -> None:
-    counts = (("-c", limits.n_ctx, _MOST_TOKENS), ("-b", limits.n_batch, _MOST_BATCH),
-              ("-ub", limits.n_ubatch, _MOST_BATCH), ("--ram", limits.ram, None),
-              ("-t", limits.threads, _MOST_THREADS), ("-tb", limits.threads_batch, _MOST_THREADS))  # fmt: skip
-    for flag, value, most in counts:
-        if value is not None and (value < 1 or (most is not None and value > most)):
-            raise UsageError(f"{flag} {value} is out of range", f"give {f'1 to {most}' if most else 'more than 0'}")
-    if limits.vram is not None and limits.vram < 0:
-        raise UsageError(f"--vram {limits.vram} is out of range", "give a size, or 0 for the CPU alone")
-
-
-def _head_sizes(shape: ModelShape, limits: Limits) -> list[tuple[str, str, int]]:
-    sizes = {("-ctk", limits.type_k, layer.head_k) for layer in shape.layers if layer.n_head_kv}
-    return sorted(sizes | {("-ctv", limits.type_v, layer.head_v) for layer in shape.layers if layer.n_head_kv})
-
-
 # --- threads, batches, context ---
 
 
 def _first_draft(given: Given, notes: Notes) -> Draft:
     """Threads, batches, context, and what the user fixed; no layer is on a device yet."""
     limits = given.limits
-    threads, threads_batch = _choose_threads(given, notes)
+    threads, threads_batch = choose_threads(given, notes)
     n_batch, n_ubatch = _batches(limits)
     notes.because("n_ubatch", n_ubatch, "set by the user" if limits.n_ubatch else "the engine's default")
     notes.because("kv type", f"{limits.type_k}/{limits.type_v}", "full precision unless -ctk/-ctv say otherwise")
@@ -122,40 +85,6 @@ def _batches(limits: Limits) -> tuple[int, int]:
     if n_ubatch > n_batch:
         raise UsageError(f"-ub {n_ubatch} is larger than -b {n_batch}", "make -b at least as large as -ub")
     return n_batch, n_ubatch
-
-
-def _choose_threads(given: Given, notes: Notes) -> tuple[int, int]:
-    """Threads for decode and for prefill: all usable ones, unless fewer were measured to be clearly faster."""
-    limits, cpu = given.limits, given.hardware.cpu
-    usable = cpu.usable_threads
-    chosen = []
-    for name, fixed, reading in (("threads", limits.threads, False), ("threads_batch", limits.threads_batch, True)):
-        count, why = fixed or usable, "set by the user" if fixed else cpu.threads_reason
-        if fixed is None and reading and limits.threads:
-            count, why = limits.threads, "as for writing"
-        elif fixed is None and given.rates.measured:
-            best = _fastest_threads(given, usable, reading=reading)
-            if best != usable:
-                count, why = best, f"predicted to be faster than {usable}, from this machine's profile"
-        notes.because(name, count, why)
-        chosen.append(count)
-        if fixed and fixed > usable and not reading:
-            notes.warnings.append(f"{fixed} threads on {usable} usable cores will be slower than {usable}")
-    return chosen[0], chosen[1]
-
-
-def _fastest_threads(given: Given, usable: int, *, reading: bool) -> int:
-    def seconds(threads: int) -> float:
-        limits = given.limits
-        context = ContextSettings(
-            4096, type_k=limits.type_k, type_v=limits.type_v, threads=threads, threads_batch=threads
-        )
-        model = CostModel(given.rates, given.work, Use(2048, context))
-        return sum(c.mixer + c.cache + c.heavy for c in (model.reading(CPU) if reading else model.writing(CPU)))
-
-    counts = sorted({min(count, usable) for count in given.rates.thread_counts()} | {usable})
-    best = min(counts, key=seconds)
-    return best if seconds(best) < 0.95 * seconds(usable) else usable
 
 
 def _wanted_context(given: Given, notes: Notes) -> int:

@@ -1,6 +1,7 @@
 """Messages → tokens.
 
 encode        raw text or messages to tokens; user text never becomes a control token
+control       text that spells control tokens, and the stand-ins that keep it text
 messages      what a caller may say: OpenAI's keys, each carried on or refused by name
 template      which chat template is used
 renderer      rendering it in a child process, in the form that it wants

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError
@@ -154,3 +154,43 @@ def strings_in(value: object, depth: int = 0) -> list[str]:
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [text for item in value for text in strings_in(item, depth + 1)]
     return []
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError for a tool that is no function with a name, or that holds what is not Unicode text."""
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise UsageError("a tool has no name", _TOOL)
+        check_text(tool, f"the tool '{function['name']:.60}'")
+
+
+_TOOL = 'a tool is {"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}'
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A Message, or lists and objects, with every text in it changed; keys of a message and roles stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Message):
+        return replace(
+            value,
+            content=mapped(value.content, change),
+            tool_calls=[_mapped_call(call, change) for call in value.tool_calls],
+            tool_call_id=mapped(value.tool_call_id, change),
+            name=mapped(value.name, change),
+            reasoning=mapped(value.reasoning, change),
+            extra={key: mapped(item, change) for key, item in value.extra.items()},
+        )
+    if isinstance(value, Mapping):
+        return {change(key) if isinstance(key, str) else key: mapped(item, change) for key, item in value.items()}
+    return [mapped(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _mapped_call(call: Mapping[str, Any], change: Callable[[str], str]) -> Any:
+    """A call's arguments are JSON text: what they hold is changed, not how it is written."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        function = {**function, "arguments": json.loads(arguments)}
+    return mapped({**call, "function": function} if "function" in call else function, change)

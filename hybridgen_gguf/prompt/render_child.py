@@ -164,6 +164,25 @@ def _lists_in(value: Any) -> set[int]:
     return {id(value)}.union(*(_lists_in(item) for item in value)) if isinstance(value, list) else set()
 
 
+def _to_json(absent: type) -> Any:
+    """The filter `tojson`: as in json.dumps, with lists for iterators and null for what is `absent`."""
+
+    def tojson(
+        value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        def other(part: object) -> object:  # what filters such as map give, and what is not there
+            if isinstance(part, absent):
+                return None
+            if isinstance(part, Iterator):
+                return list(part)
+            raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
+
+        settings = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, default=other, **settings)
+
+    return tojson
+
+
 def _environment(now: str | None) -> Any:
     """What chat templates on the Hugging Face Hub expect: trimmed blocks, loop controls and a few functions."""
     from datetime import datetime
@@ -198,19 +217,6 @@ def _environment(now: str | None) -> Any:
     def strftime_now(form: str) -> str:
         return (datetime.fromisoformat(now) if now else datetime.now()).strftime(form)
 
-    def tojson(
-        value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        def other(part: object) -> object:  # what filters such as map give, and what is not there
-            if isinstance(part, Absent):
-                return None
-            if isinstance(part, Iterator):
-                return list(part)
-            raise TypeError(f"Object of type {type(part).__name__} is not JSON serializable")
-
-        settings = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
-        return json.dumps(value, default=other, **settings)
-
     class Environment(ImmutableSandboxedEnvironment):
         """A template may change the lists that it made itself; some need to."""
 
@@ -225,7 +231,7 @@ def _environment(now: str | None) -> Any:
             return own or super().is_safe_attribute(thing, attribute, value)
 
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = _to_json(Absent)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
     environment.tests["none"] = lambda value: value is None or isinstance(value, Absent)

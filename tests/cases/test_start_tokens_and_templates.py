@@ -9,14 +9,16 @@ from byte_tokenizer import ByteTokenizer
 
 from hybridgen_gguf.errors import TemplateError
 from hybridgen_gguf.prompt.encode import Message, Prompt, encode_chat, encode_raw
-from hybridgen_gguf.prompt.template import ChatTemplate, RenderLimits
+from hybridgen_gguf.prompt.template import ChatTemplate, Renderer, RenderLimits
 
 CONTENT = "{{ messages[0]['content'] }}"
 
 
 def chat(tokenizer: ByteTokenizer, source: str) -> Prompt:
     limits = RenderLimits(seconds=0.5)
-    return encode_chat(tokenizer, [Message("user", "hello")], ChatTemplate(source, "the model"), limits=limits)
+    return encode_chat(
+        tokenizer, [Message("user", "hello")], ChatTemplate(source, "the model"), renderer=Renderer(limits)
+    )
 
 
 @pytest.mark.parametrize("source", [CONTENT, "{{ bos_token }}" + CONTENT])

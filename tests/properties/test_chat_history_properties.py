@@ -17,7 +17,7 @@ from pinned_templates import pinned_templates
 
 from hybridgen_gguf.errors import TemplateError
 from hybridgen_gguf.prompt.encode import Message, encode_chat
-from hybridgen_gguf.prompt.renderer import RenderLimits
+from hybridgen_gguf.prompt.renderer import Renderer, RenderLimits
 from hybridgen_gguf.prompt.template import BUILT_IN, ChatTemplate, built_in
 
 EXAMPLES = int(os.environ.get("HGGUF_FUZZ_EXAMPLES", "60"))
@@ -86,7 +86,7 @@ def test_nothing_is_lost_and_nothing_breaks(history: list[dict[str, Any]], data:
     template, limits = ChatTemplate(sources[name], "a test"), RenderLimits(seconds=20)
     tokenizer = ByteTokenizer()
     try:
-        prompt = encode_chat(tokenizer, messages, template, tools=tools, limits=limits)
+        prompt = encode_chat(tokenizer, messages, template, tools=tools, renderer=Renderer(limits))
     except TemplateError as error:
         assert "\n" not in str(error)
         event(f"refused: {error.what[:40]}")
@@ -100,7 +100,7 @@ def test_nothing_is_lost_and_nothing_breaks(history: list[dict[str, Any]], data:
     if tools:
         assert "look_up" in prompt.text
     harmless = [_harmless(message) for message in messages]
-    other = encode_chat(tokenizer, harmless, template, tools=tools, limits=limits)
+    other = encode_chat(tokenizer, harmless, template, tools=tools, renderer=Renderer(limits))
     counts = [sum(token >= 1000 for token in made.tokens) for made in (prompt, other)]
     assert counts[0] == counts[1], (name, prompt.text)
 

@@ -99,7 +99,7 @@ def run(case: Case, given: Inputs | None = None) -> Result:
     g = given or inputs(case)
     how = Attention(case.type_k, case.type_v, 0.0, case.max_bias, case.softcap)
     outputs = {}
-    with AttentionGraph(g.q, g.k, g.v, g.mask, g.sinks, how) as graph:
+    with AttentionGraph(g.q, g.k, g.v, g.mask, g.sinks, how=how) as graph:
         keys, values = graph.stored()
         with attention_switch() as set_path:
             for path in ("fast", "stock"):

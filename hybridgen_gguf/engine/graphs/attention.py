@@ -111,6 +111,7 @@ class AttentionGraph(Closing):
         v: Floats,
         mask: Floats | None = None,
         sinks: Floats | None = None,
+        *,
         how: Attention | None = None,
         layers: int = 1,
     ) -> None:
