@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from hybridgen_gguf import tuned
-from hybridgen_gguf.cli import measure as cli_plan
+from hybridgen_gguf.cli.app import app
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import HgError, NotFound, UsageError
-
-app = typer.Typer()
-cli_plan.register(app)
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,17 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import EngineError, UsageError
 from ..plan import Plan
 from ..plan.make import DEFAULT_CONTEXT
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
-from .options import PlaceFlags, PromptFlags, SampleFlags
-from .thinking import ThinkFlags, Thinking, thinking_of
+from .options import BenchFlags, PlaceFlags, PlanOutput, PromptFlags, RunOutput, SampleFlags, ThinkFlags
+from .thinking import Thinking, thinking_of
 
 if TYPE_CHECKING:
     from ..generate import LanguageModel
@@ -123,29 +123,23 @@ def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) ->
             return bound
 
 
-class Output(NamedTuple):
-    """What is to be shown."""
+@dataclass(frozen=True)
+class Asked:
+    """What a request's flags say: the prompt, thinking, sampling."""
 
-    as_json: bool
-    verbose: bool
-    quiet: bool
+    ask: PromptFlags
+    think: ThinkFlags
+    sampling: SampleFlags
 
 
-def run_verb(
-    model: str,
-    ask: PromptFlags,
-    place: PlaceFlags,
-    sampling: SampleFlags,
-    think: ThinkFlags,
-    output: Output,
-    dry_run: bool,
-) -> int:
+def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> int:
     """`hgguf run`. The exit code."""
     from ..prompt.template import Renderer
     from ..request import GenerateOptions, merged, without_thoughts
     from ..sample.sampler import check_seed
 
-    question, thinking = question_of(ask), thinking_of(think)
+    ask, sampling = asked.ask, asked.sampling
+    question, thinking = question_of(ask), thinking_of(asked.think)
     seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
     path, suggested = find_shown(model)
     options = GenerateOptions(
@@ -157,11 +151,11 @@ def run_verb(
         reasoning_format=thinking.form,
     )
     options = without_thoughts(merged(options, sample_changes(sampling, suggested)), thinking.wanted)
-    renderer = None if question.raw or dry_run else Renderer()
+    renderer = None if question.raw or output.dry_run else Renderer()
     try:
         prepared = _prepare(path, place, _tokens_needed(path, question, ask.predict, place.ctx_size is not None))
-        if dry_run:
-            _print_plan(prepared.plan, output.as_json, explain=output.verbose)
+        if output.dry_run:
+            _print_plan(prepared.plan, output.json, explain=output.verbose or output.explain)
             return 0
         with _open(prepared, place) as opened:
             prompt = _encode(opened, question, ask.chat_template, thinking, renderer)
@@ -195,7 +189,7 @@ def _encode(
     return prompt
 
 
-def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, output: Output) -> int:
+def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, output: RunOutput) -> int:
     """Streams the answer to stdout (or prints it whole as JSON) and the statistics to stderr."""
     reply: Reply | None = None
     thoughts = show.Thoughts(to_stderr=options.reasoning_format == "deepseek" and not output.quiet)
@@ -203,27 +197,28 @@ def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, out
         progress = bar.enter_context(show.progress("reading the prompt"))
         for chunk in opened.run(prompt, options, cancelled=cancelled, progress=progress):
             bar.close()
-            if not output.as_json:
+            if not output.json:
                 thoughts.show(chunk.reasoning)
                 thoughts.end(chunk.text)
                 show.answer(chunk.text)
             reply = chunk.reply
     if reply is None:
         return 1
-    if output.as_json:
+    if output.json:
         show.data(reply.as_json())
     elif not reply.text.endswith("\n"):
         show.answer("\n")
-    if output.verbose:
+    if output.verbose or output.explain:
         show.plan_notes(reply.plan)
         show.tier_notes(reply)
-    if not output.quiet and not output.as_json:
+    if not output.quiet and not output.json:
         show.statistics(reply)
     return 130 if reply.finish_reason == "cancelled" else 0
 
 
-def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form: str) -> None:
+def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
     """`hgguf plan`."""
+    form = output.form
     if form not in ("table", "args"):
         raise UsageError(f"--format {form} is not known", "one of: table, args")
     path, _ = find_shown(model)
@@ -235,7 +230,7 @@ def plan_verb(model: str, place: PlaceFlags, as_json: bool, explain: bool, form:
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
     else:
-        _print_plan(made, as_json, explain=explain)
+        _print_plan(made, output.json, explain=output.explain)
 
 
 def _print_plan(made: Plan, as_json: bool, *, explain: bool) -> None:
@@ -252,11 +247,13 @@ def _numbers(flag: str, text: str) -> list[int]:
         raise UsageError(f"{flag} {text} is not a list of numbers", f"for example {flag} 0,4096") from None
 
 
-def bench_verb(model: str, place: PlaceFlags, lists: tuple[str, str, str], repeats: int, form: str) -> int:
+def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
     """`hgguf bench`. The exit code."""
     from ..bench.measure import run_tests, tests_of
     from ..bench.report import FORMATS, formatted
 
+    form, repeats = "json" if flags.json else flags.output, flags.repetitions
+    lists = flags.n_prompt, flags.n_gen, flags.n_depth
     if form not in FORMATS:
         raise UsageError(f"-o {form} is not known", f"one of: {', '.join(FORMATS)}")
     if repeats < 1:

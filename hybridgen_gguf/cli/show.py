@@ -171,7 +171,7 @@ def plan(made: Plan, *, explain: bool) -> None:
     answer(
         f"\nlayers on the GPU  {made.model.n_gpu_layers} of {made.n_layers + 1}\n"
         f"context            {made.context.n_ctx} tokens, KV {made.context.type_k}/{made.context.type_v}: {cells}\n"
-        f"threads            {made.context.threads} to write, {made.context.threads_batch} to read\n"
+        f"threads            {made.context.threads} for decode, {made.context.threads_batch} for prefill\n"
         f"batch              {made.context.n_batch}, computed {made.context.n_ubatch} at a time\n"
     )
     if explain:
@@ -225,3 +225,22 @@ def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int],
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextlib.contextmanager
+def status(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done, if that is a terminal; called with what comes next."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    with Console(file=sys.stderr).status(what) as line:
+        yield lambda text: line.update(f"{what}: {text}")
+
+
+@contextlib.contextmanager
+def stages(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """As `status`, called with (stage, done, all); `all` 0: without a share."""
+    with status(what) as say:
+        yield lambda stage, done, of: say(f"{stage} {100 * done // of} %" if of else stage)

@@ -1,4 +1,4 @@
-"""Flags about thinking, and what they mean for a request. llama.cpp's names; knows no terminal and no model.
+"""What the flags about thinking mean for a request. Knows no terminal and no model.
 
 Invariant: everything that is wrong is a UsageError that names the flag, before any model is opened.
 """
@@ -7,69 +7,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from ..errors import UsageError
-from .options import WRITE, _flag
+from .options import ThinkFlags
 
 _ON, _OFF = ("on", "1", "true", "enabled"), ("off", "0", "false", "disabled")  # what llama.cpp takes
-
-
-@dataclass(frozen=True)
-class ThinkFlags:
-    """Whether and how long a model thinks, where its thoughts go, and variables for its chat template."""
-
-    reasoning: Annotated[
-        str,
-        _flag(
-            WRITE,
-            "Whether the model is to think; auto: as its template says.",
-            "-rea",
-            "--reasoning",
-            llama="REASONING",
-            metavar="on|off|auto",
-        ),
-    ] = "auto"
-    reasoning_budget: Annotated[
-        int,
-        _flag(
-            WRITE,
-            "Tokens of thinking before the answer must begin; -1: no limit.",
-            "--reasoning-budget",
-            llama="THINK_BUDGET",
-        ),
-    ] = -1
-    reasoning_format: Annotated[
-        str,
-        _flag(
-            WRITE,
-            "Thoughts: auto shows them dimmed on a terminal and leaves them out elsewhere; deepseek writes them to "
-            "stderr instead of leaving them out; none keeps them in the answer; deepseek-legacy also in --json.",
-            "--reasoning-format",
-            llama="THINK",
-            metavar="auto|none|deepseek|deepseek-legacy",
-        ),
-    ] = "auto"
-    reasoning_effort: Annotated[
-        str | None,
-        _flag(
-            WRITE,
-            "How much to think, for templates that take it.",
-            "--reasoning-effort",
-            llama="REASONING_EFFORT",
-            metavar="low|medium|high|...",
-        ),
-    ] = None
-    chat_template_kwargs: Annotated[
-        str | None,
-        _flag(
-            WRITE,
-            "Variables for the chat template, as a JSON object.",
-            "--chat-template-kwargs",
-            llama="CHAT_TEMPLATE_KWARGS",
-            metavar="JSON",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)

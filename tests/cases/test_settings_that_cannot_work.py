@@ -36,7 +36,7 @@ def test_d11_bound_to_one_cpu(tiny: Path) -> None:
         [*COMMAND, "plan", tiny, "--explain"], capture_output=True, text=True, timeout=60, check=True,
         env={**QUIET, "HGGUF_THREADS": ""}, preexec_fn=lambda: os.sched_setaffinity(0, [cpu]),
     )  # fmt: skip
-    assert "threads            1 to write, 1 to read" in done.stdout
+    assert "threads            1 for decode, 1 for prefill" in done.stdout
     assert "affinity" in done.stdout
 
 
