@@ -6,6 +6,7 @@ For a command line one plain error says more than a signal does, so it does not 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 act: Callable[[str], NoReturn] | None = None  # gets the engine's reason, on the thread that failed; ends the process
 _kept: object = None  # the library holds only a pointer, so the object must stay alive here
+_first = threading.Lock()  # several threads of one operation may fail at once; one speaks
 
 
 def listen(library: Library) -> None:
@@ -22,7 +24,11 @@ def listen(library: Library) -> None:
     if (ending := act) is not None and _kept is None:
         from .abi.ggml import AbortCallback
 
-        _kept = AbortCallback(lambda message: ending(reason(message.decode("utf-8", "replace"))))
+        def once(message: bytes) -> None:
+            _first.acquire()  # never given back: the process ends
+            ending(reason(message.decode("utf-8", "replace")))
+
+        _kept = AbortCallback(once)
         library.base.ggml_set_abort_callback(_kept)
 
 
