@@ -6,7 +6,7 @@ _ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _ours:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
-import os  # noqa: E402  # not before the interrupt is the system's
+import os  # noqa: E402  # only after Ctrl-C has its default action
 
 
 def main() -> None:

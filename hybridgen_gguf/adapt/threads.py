@@ -130,7 +130,7 @@ class Governor:
 
     @property
     def threads(self) -> int:
-        """Threads in use for writing."""
+        """Threads in use for decode."""
         return self._decision.threads
 
     def on_token(self, seconds: float) -> None:

@@ -132,5 +132,5 @@ def _chain(mount: Path, mounted_group: str, path: str) -> Iterator[Path]:
 
 
 def _number(text: str | None) -> int | None:
-    """A whole number of 0 or more; None for `max`, -1 and whatever is none."""
+    """A whole number of 0 or more; None for `max`, -1 and anything that is not a number."""
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else None

@@ -158,5 +158,5 @@ def _explain_prediction(predicted: Predicted | None, notes: Notes) -> None:
         notes.because("predicted", "unknown", "this machine was not measured: run `hgguf profile`")
         return
     at = f"at {predicted.depth} tokens of context, from this machine's profile"
-    notes.because("predicted", f"{predicted.decode_tps:.1f} tokens/s to write", at)
-    notes.because("predicted", f"{predicted.prompt_tps:.1f} tokens/s to read", at)
+    notes.because("predicted", f"{predicted.decode_tps:.1f} tokens/s decode", at)
+    notes.because("predicted", f"{predicted.prompt_tps:.1f} tokens/s prefill", at)

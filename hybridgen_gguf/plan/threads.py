@@ -19,7 +19,7 @@ def choose_threads(given: Given, notes: Notes) -> tuple[int, int]:
     for name, fixed, reading in (("threads", limits.threads, False), ("threads_batch", limits.threads_batch, True)):
         count, why = fixed or usable, "set by the user" if fixed else cpu.threads_reason
         if fixed is None and reading and limits.threads:
-            count, why = limits.threads, "as for writing"
+            count, why = limits.threads, "as for decode"
         elif fixed is None and given.rates.measured:
             best = _fastest_threads(given, usable, reading=reading)
             if best != usable:

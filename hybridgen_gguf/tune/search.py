@@ -29,7 +29,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: seconds a token, for writing and for reading; `busy`: CPUs that others used meanwhile.
+    """One measurement: seconds a token, decode and prefill; `busy`: CPUs that others used meanwhile.
 
     `divergence`: mean divergence of the next token's distribution from the start's, in nats; None: not asked.
     """

@@ -91,7 +91,7 @@ class Digests:
             file.seek(len(header))
             unsynced = 0
             while True:
-                complete = self._complete(index)  # asked before reading: what comes after a last look is not missed
+                complete = self._complete(index)  # ask first, then read: bytes written in between are still hashed
                 unsynced += _add(file, digest)
                 if unsynced > _SYNC_EVERY:
                     os.fdatasync(file.fileno())

@@ -24,7 +24,7 @@ from .imatrix_file import Matrix, read_state, write_imatrix
 
 Send = Callable[[Mapping[str, Any]], None]
 _F32, _I32 = np.float32, np.int32
-_FEWEST_ROWS = 16  # smaller products are not weights at work (upstream's rule)
+_FEWEST_ROWS = 16  # products of fewer rows are not counted (the rule of llama-imatrix)
 # Upstream leaves the output out. A few channels of its input are a thousand times larger than the others: known, they
 # take two thirds of the loss from a SmolLM2 whose output, which is its embedding too, has 4 or 5 bits.
 _OUTPUT = ("output.weight", "token_embd.weight")

@@ -213,7 +213,7 @@ def _refusal(log: str) -> EngineError | BadFile:
 def _headers(options: Options, types: Mapping[str, str]) -> list[bytes]:
     """Each output file's header: the steps of `llama_model_quantize_impl`, on the same writer."""
     shards = [_Gguf(path) for path in options["shards"]]
-    # In one file the tensors come in the order of the log, in parts as they lay.
+    # One output file: the order of the log. Split output: the order of the source.
     groups = [shard.names() for shard in shards] if options["keep_split"] else [list(types)]
     headers = []
     for index, names in enumerate(groups):
