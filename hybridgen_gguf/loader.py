@@ -44,10 +44,13 @@ class Prepared:
     rpc: tuple[str, ...] = ()
 
 
-def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: bool = False) -> Prepared:
+def prepare(
+    path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: bool = False, prompt: str = ""
+) -> Prepared:
     """Reads the header, checks the file in a child process and plans, with the rates of a profile if there is one.
 
-    `use_tuned`: where `limits` leave a choice, take what `hgguf tune` found. Raises HgErrors of every kind.
+    `use_tuned`: where `limits` leave a choice, take what `hgguf tune` found. `prompt`: a text whose tokens are counted
+    and added to `limits.tokens_needed`. Raises HgErrors of every kind.
     """
     shape = read_shape(path)
     if not shape.n_layers:
@@ -55,6 +58,8 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
     with Child(rpc) as child:
         hardware, stale = with_known_rates(with_engine_devices(read_hardware(), child))
         bytes_of = oracle(child, shape, hardware)
+        if prompt:
+            limits = replace(limits, tokens_needed=limits.tokens_needed + _count(child, shape, prompt))
         try:
             plan = _tuned_plan(hardware, shape, limits, bytes_of) if use_tuned else None
             plan = plan or make_plan(hardware, shape, limits, bytes_of)
@@ -63,6 +68,13 @@ def prepare(path: Path, limits: Limits, *, rpc: Sequence[str] = (), use_tuned: b
                 raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
             raise
     return Prepared(path, hardware, shape, _with_note(plan, stale), tuple(rpc))
+
+
+def _count(child: Child, shape: ModelShape, text: str) -> int:
+    try:
+        return child.count_tokens(shape.file.path, text)
+    except EngineError:  # planning says in better words what is wrong with the file
+        return len(text.encode())
 
 
 def _with_note(plan: Plan, why: str) -> Plan:

@@ -17,6 +17,7 @@ import tinygguf
 from command_line import call, refused, spawn
 
 import hybridgen_gguf
+from hybridgen_gguf import processes
 from hybridgen_gguf.cli import app as cli
 from hybridgen_gguf.cli.environment import VARIABLES
 from hybridgen_gguf.engine.library import Library
@@ -503,3 +504,22 @@ def test_text_for_users_names_no_place_of_this_checkout() -> None:
 def test_a_model_without_layers(tmp_path: Path, capsys: Capture) -> None:
     path = tinygguf.build(tmp_path / "none.gguf", sets=["llama.block_count=u32:0"])
     refused(call(capsys, "run", path, "-p", "x", "-n", 1), 1, "none.gguf")
+
+
+def test_run_starts_one_child_and_counts_a_long_prompt_there(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = processes.start
+
+    def counted(module: str, *arguments: str, **options: Any) -> processes.Child:
+        started.append(module)
+        return start(module, *arguments, **options)
+
+    monkeypatch.setattr(processes, "start", counted)
+    path = tinygguf.build(tmp_path / "tiny.gguf", ctx=16384)
+    done = call(capsys, "run", path, "--raw", "-p", "a" * 9000, "-n", 1, "--json")
+    assert done.code == 0
+    tokens = done.json["usage"]["prompt_tokens"]
+    assert tokens >= 9000 and tokens + 256 <= done.json["plan"]["n_ctx"] <= tokens + 1024  # a template, an answer
+    assert started == ["hybridgen_gguf.engine.child"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import EngineError, UsageError
+from ..errors import UsageError
 from ..plan import Plan
 from ..plan.make import DEFAULT_CONTEXT
 from . import show
@@ -78,13 +78,19 @@ def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
 
 
 def _prepare(
-    path: Path, place: PlaceFlags, tokens_needed: int = 0, *, use_tuned: bool = True, stock_only: bool = False
+    path: Path,
+    place: PlaceFlags,
+    tokens_needed: int = 0,
+    *,
+    prompt: str = "",
+    use_tuned: bool = True,
+    stock_only: bool = False,
 ) -> Prepared:
     from ..loader import prepare
 
     use_tuned = use_tuned and not place.no_tuned
     limits = replace(limits_of(place, tokens_needed), stock_only=stock_only)
-    prepared = prepare(path, limits, rpc=endpoints_of(place.rpc), use_tuned=use_tuned)
+    prepared = prepare(path, limits, rpc=endpoints_of(place.rpc), use_tuned=use_tuned, prompt=prompt)
     for text in prepared.plan.warnings:
         show.warning(text)
     return prepared
@@ -106,21 +112,12 @@ def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
         return open_prepared(prepared, report, adapt_threads=place.adapt_threads, adapt_kv=place.adapt_kv)
 
 
-def _tokens_needed(path: Path, question: Question, predict: int, fixed: bool) -> int:
-    """Upper bound of the tokens that prompt and answer take; counted exactly only when that may matter."""
+def _sized(question: Question, predict: int, fixed: bool) -> tuple[int, str]:
+    """(most tokens of prompt and answer, text whose tokens come on top: counted only when that may matter)."""
     text = question.text + (question.system or "")
     room = _TEMPLATE_ROOM + max(predict, 0 if fixed else 256)
     bound = len(text.encode("utf-8")) + room
-    if fixed or bound <= DEFAULT_CONTEXT:
-        return bound
-    from ..engine.child import Child
-    from ..model_file.split import open_model_file
-
-    with Child() as child:
-        try:
-            return child.count_tokens(open_model_file(path).path, text) + room
-        except EngineError:  # planning says in better words what is wrong with the file
-            return bound
+    return (bound, "") if fixed or bound <= DEFAULT_CONTEXT else (room, text)
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,8 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     options = without_thoughts(merged(options, sample_changes(sampling, suggested)), thinking.wanted)
     renderer = None if question.raw or output.dry_run else Renderer()
     try:
-        prepared = _prepare(path, place, _tokens_needed(path, question, ask.predict, place.ctx_size is not None))
+        needed, text = _sized(question, ask.predict, place.ctx_size is not None)
+        prepared = _prepare(path, place, needed, prompt=text)
         if output.dry_run:
             _print_plan(prepared.plan, output.json, explain=output.verbose or output.explain)
             return 0
