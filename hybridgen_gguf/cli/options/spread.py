@@ -5,6 +5,7 @@ Invariant: typer sees one parameter a field; the command gets one object a group
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields, make_dataclass
@@ -61,6 +62,7 @@ def takes(**groups: type) -> Callable[[Command], Command]:
     return decorate
 
 
+@functools.cache  # reading the hints of one large group takes 2 ms, and several verbs take it
 def _parameters(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     empty = inspect.Parameter.empty
