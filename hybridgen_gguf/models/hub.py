@@ -22,11 +22,14 @@ from .registry import HubSource
 from .store import DISK_ERRORS, Progress
 
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_0", "Q4_1", "MXFP4", "Q8_0", "Q6_K", "BF16", "F16")
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _PATIENCE = 20.0  # seconds without a byte
 _TRIES = 3  # without progress
 _BLOCK = 1 << 20
-_NO_MODEL = ("mmproj", "imatrix", "vocab", "adapter", "lora")
+# Words of names, not letters inside one: "Flora" is a model. A projector, a draft or MTP head is no model of its own.
+_NO_MODEL = re.compile(
+    r"(?:^|[-_./])(?:mmproj|imatrix|vocab|adapter|lora|mtp|draft|eagle\d?)(?=[-_./]|$)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +62,45 @@ def choose(hub: Hub, source: HubSource) -> tuple[HubFile, ...]:
 
 
 def pick(names: Sequence[str], source: HubSource) -> tuple[str, ...]:
-    """Of a repository's `names` those of the wanted file (all parts of a split one), in order."""
-    models = [n for n in names if n.endswith(".gguf") and not any(word in n.lower() for word in _NO_MODEL)]
+    """Of a repository's `names` those of the wanted file (all parts of a split one), in order.
+
+    Raises NotFound with what there is: where nothing fits, and where several models do.
+    """
+    models = [n for n in names if n.lower().endswith(".gguf") and not _NO_MODEL.search(n)]
     if not models:
         raise NotFound(f"{source.repo} holds no GGUF model", "look for a repository whose name ends in -GGUF")
     if source.file:
-        chosen = [name for name in models if name == source.file]
+        chosen = [name for name in names if name in (source.file, source.file.lower())]
+        chosen = chosen or [name for name in names if name.rpartition("/")[2] == source.file]
     else:
         wanted = (source.quant,) if source.quant else _USUAL
         chosen = next((found for quant in wanted if (found := [n for n in models if _has_quant(n, quant)])), [])
         if not chosen and not source.quant:
-            chosen = sorted(models)
+            chosen = models
     if not chosen:
-        quants = sorted({match[0] for name in models if (match := _QUANT.search(name))})
+        quants = sorted({match[0].upper() for name in models if (match := _QUANT.search(name))})
         there = f"it has {', '.join(quants)}" if quants else ""
         raise NotFound(f"{source.repo} has no {printable(source.quant or source.file)}", there)
-    first = sorted(chosen)[0]
-    match = _PART.fullmatch(first)
-    if match is None:
-        return (first,)
-    return tuple(f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1))
+    return _one_of(chosen, source.repo)
 
 
-_QUANT = re.compile(r"(?:I?Q\d[A-Z0-9_]*|BF16|F16|F32|MXFP4|TQ\d_\d)(?=[-.])", re.IGNORECASE)
+def _one_of(chosen: Sequence[str], repo: str) -> tuple[str, ...]:
+    """The parts of the one model that `chosen` names; a whole file is taken before the same one in parts."""
+    parts = {name: match for name in chosen if (match := _PART.fullmatch(name))}
+    whole = sorted(name for name in chosen if name not in parts)
+    stems = {name.lower().removesuffix(".gguf") for name in whole}
+    sets = sorted({match[1] for match in parts.values() if match[1].lower() not in stems})
+    if len(whole) + len(sets) > 1:
+        found = ", ".join(printable(name) for name in [*whole, *sets][:8])
+        raise NotFound(f"several models of {repo} fit: {found}", "name one: -hf user/repo -hff FILE.gguf")
+    if whole:
+        return (whole[0],)
+    match = next(match for match in parts.values() if match[1] == sets[0])
+    end = match[0][-5:]
+    return tuple(f"{match[1]}-{index:05d}-of-{match[3]}{end}" for index in range(1, int(match[3]) + 1))
+
+
+_QUANT = re.compile(r"(?<![A-Za-z0-9])(?:I?Q\d[A-Z0-9_]*|BF16|F16|F32|MXFP4|TQ\d_\d)(?=[-.])", re.IGNORECASE)
 
 
 def _has_quant(name: str, quant: str) -> bool:

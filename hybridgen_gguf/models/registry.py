@@ -17,7 +17,7 @@ from ..errors import ConfigError, HgError, NotFound, UsageError
 from ..folders import config_folder
 from ..printable import printable
 
-_HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,40}))?", re.ASCII)
+_HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w./-]{1,160}))?", re.ASCII)
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -105,7 +105,7 @@ class Registry:
         if entry is not None:
             return ModelRef("alias", text, entry=entry)
         match = _HUB.fullmatch(text.strip())
-        if match and not text.lower().endswith(".gguf") and not near_files(text):
+        if match and (match[2] or not text.lower().endswith(".gguf")) and not near_files(text):
             return ModelRef("hub", text, entry=hub_entry(match[1], match[2] or ""))
         raise self._unknown(text)
 
@@ -203,9 +203,11 @@ def own_file() -> Path:
 
 
 def hub_entry(repo: str, quant: str) -> ModelEntry:
-    """An entry for any Hub repository: no figures, the Hub's own digest decides."""
+    """An entry for any Hub repository: no figures, the Hub's own digest decides. `quant` may be the name of a file."""
     title = f"{repo}:{quant}" if quant else repo
-    return ModelEntry(title, title, "", quant, 0, 0, "", (), {}, (HubSource(repo, quant=quant),))
+    file = quant.lower().endswith(".gguf")
+    source = HubSource(repo, file=quant) if file else HubSource(repo, quant=quant)
+    return ModelEntry(title, title, "", "" if file else quant, 0, 0, "", (), {}, (source,))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
