@@ -18,6 +18,7 @@ from .probe_cgroup import memory_limits, read_text
 from .probe_cpu import read_cpu
 from .probe_gpu import read_gpus
 
+_CAP_IPC_LOCK = 14  # linux/capability.h
 _ROOT = Path("/")
 
 
@@ -61,7 +62,7 @@ def read_memory(root: Path = _ROOT) -> Memory:
         swap_total=info.get("SwapTotal", 0),
         swap_free=info.get("SwapFree", 0),
         swappiness=int(swappiness) if swappiness.isdecimal() else None,
-        memlock=_rlimit("RLIMIT_MEMLOCK"),
+        memlock=None if _may_lock(root) else _rlimit("RLIMIT_MEMLOCK"),
         huge_page_size=info.get("Hugepagesize", 0),
         huge_pages_total=info.get("HugePages_Total", 0),
         huge_pages_free=info.get("HugePages_Free", 0),
@@ -128,6 +129,14 @@ def _rlimit(name: str) -> int | None:
         return None
     soft, _ = resource.getrlimit(getattr(resource, name))
     return None if soft == resource.RLIM_INFINITY or soft < 0 or soft >= 1 << 60 else soft
+
+
+def _may_lock(root: Path) -> bool:
+    """Whether this process may pass the limit on locked memory (CAP_IPC_LOCK among its effective capabilities)."""
+    for line in (read_text(root / "proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+    return False
 
 
 def _chosen(text: str | None) -> str | None:

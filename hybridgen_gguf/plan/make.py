@@ -37,6 +37,7 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
     draft, used = _fit_host(given, notes, draft)
     draft = with_border(given, notes, draft)
     _explain_memory(used, notes)
+    _explain_lock(given, used, notes)
     predicted = predict(given.rates, given.work, draft, depth_of(limits, draft.context.n_ctx))
     _explain_prediction(predicted, notes)
     reasons, warnings = tuple(notes.reasons), tuple(notes.warnings)
@@ -151,6 +152,22 @@ def _explain_memory(used: tuple[MemoryUse, ...], notes: Notes) -> None:
     for use in (use for use in used if use.total):
         parts = f"weights {format_size(use.weights)}, KV {format_size(use.kv)}, scratch {format_size(use.compute)}"
         notes.because(f"memory {use.device}", format_size(use.total), f"{parts}; counted by the engine's allocator")
+
+
+def _explain_lock(given: Given, used: tuple[MemoryUse, ...], notes: Notes) -> None:
+    """Weights that --mlock cannot lock stay evictable: the engine goes on without a word."""
+    allowed = given.hardware.memory.memlock
+    wanted = sum(use.weights for use in used if use.device == CPU)
+    if not given.limits.placement.use_mlock:
+        return
+    if allowed is None or allowed >= wanted:
+        notes.because("mlock", format_size(wanted), "set by the user; this process may lock so much")
+        return
+    why = f"{format_size(wanted)} of weights, and this process may lock {format_size(allowed)}"
+    notes.because("mlock", "fails in part", why)
+    notes.warnings.append(
+        f"--mlock locks only a part: {why}; `ulimit -l unlimited` raises that, or a container's limit"
+    )
 
 
 def _explain_prediction(predicted: Predicted | None, notes: Notes) -> None:
