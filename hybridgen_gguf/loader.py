@@ -17,11 +17,13 @@ from .closing import Closing
 from .engine.child import Child
 from .engine.device_sample import DeviceSample
 from .engine.handles import Context, Model, start
-from .errors import BadFile, DoesNotFit, EngineError, UsageError
+from .errors import BadFile, DoesNotFit, EngineError
 from .machine.hardware import Device, Hardware
 from .machine.probe import read_hardware
 from .machine.profile import NOT_MEASURED, with_known_rates
+from .model_file.kinds import check_writes
 from .model_file.shape import ModelShape, read_shape
+from .model_file.split import open_model_file
 from .model_file.validation import vocabulary_problems
 from .plan import BytesOf, Draft, Limits, MemoryUse, Plan, Reason, make_plan
 from .plan.inputs import device_budgets
@@ -52,6 +54,7 @@ def prepare(
     `use_tuned`: where `limits` leave a choice, take what `hgguf tune` found. `prompt`: a text whose tokens are counted
     and added to `limits.tokens_needed`. Raises HgErrors of every kind.
     """
+    check_writes(open_model_file(path))
     shape = read_shape(path)
     if not shape.n_layers:
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
@@ -188,8 +191,6 @@ def open_model(prepared: Prepared, progress: Callable[[float], bool] | None = No
     start = time.perf_counter()
     with ExitStack() as undo:
         model = undo.enter_context(open_weights(prepared, prepared.plan.model, progress))
-        if not model.has_decoder:
-            raise UsageError(f"{prepared.path} only makes embeddings, it writes no text", "give a language model")
         context = undo.enter_context(Context(model, prepared.plan.context))
         opened = OpenModel(prepared, model, context, time.perf_counter() - start)
         undo.pop_all()

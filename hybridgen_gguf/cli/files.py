@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import HgError, NotFound
 from ..printable import printable
 from ..units import format_size
 from . import show
+
+if TYPE_CHECKING:
+    from ..model_file.validation import FileReport
 
 _MOST_SHOWN = 4000  # rows of a table; models have up to some 2,000 tensors, and a hostile file can have 65,000
 
@@ -137,12 +141,17 @@ def validate_verb(files: list[str], as_json: bool, check_tensors: bool) -> int:
                 code = code or error.exit_code
             reports.append(report)
     if as_json:
-        show.data({"files": [{"path": str(r.path), "ok": r.ok, "problems": list(r.problems)} for r in reports]})
+        show.data({"files": [_as_json(report) for report in reports]})
         return code
     for report in reports:
         if report.ok:
-            show.answer(f"{report.path}: ok\n")
+            show.answer(f"{report.path}: ok{report.kind and f' ({report.kind})'}\n")
         for problem in report.problems:
             named = str(report.path) in problem
             show.note(f"error: {problem}" if named else f"error: {report.path}: {problem}")
     return code
+
+
+def _as_json(report: FileReport) -> dict[str, object]:
+    found = {"path": str(report.path), "ok": report.ok, "problems": list(report.problems)}
+    return found | {"kind": report.kind} if report.kind else found

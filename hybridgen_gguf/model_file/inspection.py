@@ -17,6 +17,7 @@ from ..errors import BadFile
 from ..printable import printable
 from ..units import format_size
 from .header import ArrayView, TensorInfo, Value
+from .kinds import kind_of
 from .shape import ModelShape, shape_of
 from .split import ModelFile, open_model_file
 
@@ -42,7 +43,13 @@ class Inspection:
 
     def _model(self) -> dict[str, Any]:
         files = [{"path": _clean(str(h.path)), "bytes": h.file_bytes, "version": h.version} for h in self.file.headers]
-        common = {"files": files, "bytes_file": self.file.bytes, "n_tensors": len(self.file.tensors)}
+        kind = kind_of(self.file)
+        common = {
+            "kind": "language" if kind is None else kind.name,
+            "files": files,
+            "bytes_file": self.file.bytes,
+            "n_tensors": len(self.file.tensors),
+        }
         if self.shape is None:
             return {**common, "note": _clean(self.note)}
         shape = self.shape
@@ -79,7 +86,9 @@ class Inspection:
     def summary(self) -> tuple[tuple[str, str], ...]:
         """(what, value) for people, safe for a terminal: the model's sizes in a few lines."""
         names = ", ".join(printable(path.name) for path in self.file.paths)
-        first = (("file", f"{names} ({format_size(self.file.bytes)})"),)
+        first: tuple[tuple[str, str], ...] = (("file", f"{names} ({format_size(self.file.bytes)})"),)
+        if kind := kind_of(self.file):
+            first += (("kind", f"{kind.what}; {kind.hint}"),)
         return first + (_summary(self.shape) if self.shape else (("note", printable(self.note)),))
 
     def lines(self) -> tuple[str, ...]:

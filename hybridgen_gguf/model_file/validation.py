@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import HgError
 from ..printable import printable
 from .header import ArrayView, TensorInfo
+from .kinds import kind_of
 from .shape import shape_of
 from .split import ModelFile, open_model_file
 
@@ -28,11 +29,15 @@ _MOST_VOCABULARY = 64 << 20  # bytes; 262,144 pieces take 4 MiB
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """`path` as it was given; `problems`: sentences that name the file, or the part of a set, that is at fault."""
+    """`path` as it was given; `problems`: sentences that name the file, or the part of a set, that is at fault.
+
+    `kind`: what a sound file is where it writes no text, else empty.
+    """
 
     path: Path
     ok: bool
     problems: tuple[str, ...]
+    kind: str = ""
 
 
 def validate_files(
@@ -60,7 +65,12 @@ def validate_file(
     except OSError as error:
         found = [f"cannot be read: {error.strerror}"]
     problems = tuple(text if shown in text or str(path) in text else f"{shown}: {text}" for text in found)
-    return FileReport(path, not problems, problems)
+    return FileReport(path, not problems, problems, "" if problems else _kind(file))
+
+
+def _kind(file: ModelFile) -> str:
+    kind = kind_of(file)
+    return "" if kind is None else kind.what
 
 
 def _shape_problems(file: ModelFile) -> list[str]:
