@@ -1,6 +1,7 @@
 """The command line. Imports stay light: a verb's modules are imported when it runs.
 
 app        the verbs and exit codes; start here
+llama_flags  llama.cpp's flags that are not ours
 slips      what went wrong, in our words
 options/   every flag, once
 arguments  flags → Limits, SampleOptions, a question

@@ -15,7 +15,7 @@ from typer._click.exceptions import ClickException  # typer exports only some of
 
 from ..engine import giving_up
 from ..errors import EngineError, HgError, UsageError
-from . import show, slips
+from . import llama_flags, show, slips
 from .options import (
     AttentionBenchFlags,
     BenchFlags,
@@ -41,6 +41,7 @@ from .options import (
 
 INTERRUPTED = 130
 BENCH_ATTENTION = "bench attention"
+_LIKE_LLAMA = ("run", "plan", "bench", "tune")  # the verbs that take commands copied from llama.cpp's guides
 app = typer.Typer(
     name="hgguf",
     help="Run GGUF models on a machine whose GPU is too small for them.",
@@ -254,8 +255,22 @@ def _invoke(arguments: list[str]) -> Any:
     command = typer.main.get_command(app)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    with command.make_context("hgguf", merge_words(arguments or ["--help"])) as context:
+    words = _with_llama_flags(merge_words(arguments or ["--help"]))
+    with command.make_context("hgguf", words) as context:
         return command.invoke(context)
+
+
+def _with_llama_flags(words: list[str]) -> list[str]:
+    """The verb's words with llama.cpp's flags as ours, and a warning for its variables that are set and not read."""
+    at = next((index for index, word in enumerate(words) if word in _LIKE_LLAMA), None)
+    if at is None:
+        return words
+    options = [p for p in known_verbs()[words[at]].params if p.param_type_name == "option"]
+    takes_value = {name: not p.is_flag for p in options for name in (*p.opts, *p.secondary_opts)}
+    taken = [*words[: at + 1], *llama_flags.in_our_words(words[at + 1 :], takes_value | {"--help": False, "-h": False})]
+    for name in llama_flags.unread_variables([name for p in options for name in p.envvar or ()]):
+        show.warning(f"{name} is set, and hgguf does not read it")
+    return taken
 
 
 def _run(arguments: list[str]) -> int:
