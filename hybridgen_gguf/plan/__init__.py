@@ -14,6 +14,7 @@ inputs   what every step reads, and the budgets
 cost     seconds of each part of a model at measured rates
 buffers  where each tensor lies, by the engine's rules
 predict  tokens a second, wherever the tensors lie
+explain  reasons of bytes, locks and predictions
 idle     settings of the user without an effect
 """
 

@@ -18,12 +18,13 @@ from .border import with_border
 from .check import check_limits
 from .choose import choose_placement
 from .cost import work_of
+from .explain import explain_lock, explain_memory, explain_prediction
 from .idle import note_idle
 from .inputs import BytesOf, Given, Notes, depth_of, host_budget, largest
 from .predict import predict
 from .threads import choose_threads
 from .tiers import with_tiers
-from .types import Draft, KvPlan, Limits, MemoryUse, Plan, Predicted
+from .types import Draft, KvPlan, Limits, MemoryUse, Plan
 
 DEFAULT_CONTEXT = 8192
 
@@ -36,10 +37,10 @@ def make_plan(hardware: Hardware, shape: ModelShape, limits: Limits, bytes_of: B
     draft = choose_placement(given, notes, with_tiers(given, notes, _first_draft(given, notes)))
     draft, used = _fit_host(given, notes, draft)
     draft = with_border(given, notes, draft)
-    _explain_memory(used, notes)
-    _explain_lock(given, used, notes)
+    explain_memory(used, notes)
+    explain_lock(given, used, notes)
     predicted = predict(given.rates, given.work, draft, depth_of(limits, draft.context.n_ctx))
-    _explain_prediction(predicted, notes)
+    explain_prediction(predicted, notes)
     reasons, warnings = tuple(notes.reasons), tuple(notes.warnings)
     kv = _cells(draft.context, used)
     return Plan(draft.model, draft.context, shape.n_layers, kv, used, predicted, reasons, warnings)
@@ -146,34 +147,3 @@ def _fit_host(given: Given, notes: Notes, draft: Draft) -> tuple[Draft, tuple[Me
 
 
 # --- reasons ---
-
-
-def _explain_memory(used: tuple[MemoryUse, ...], notes: Notes) -> None:
-    for use in (use for use in used if use.total):
-        parts = f"weights {format_size(use.weights)}, KV {format_size(use.kv)}, scratch {format_size(use.compute)}"
-        notes.because(f"memory {use.device}", format_size(use.total), f"{parts}; counted by the engine's allocator")
-
-
-def _explain_lock(given: Given, used: tuple[MemoryUse, ...], notes: Notes) -> None:
-    """Weights that --mlock cannot lock stay evictable: the engine goes on without a word."""
-    allowed = given.hardware.memory.memlock
-    wanted = sum(use.weights for use in used if use.device == CPU)
-    if not given.limits.placement.use_mlock:
-        return
-    if allowed is None or allowed >= wanted:
-        notes.because("mlock", format_size(wanted), "set by the user; this process may lock so much")
-        return
-    why = f"{format_size(wanted)} of weights, and this process may lock {format_size(allowed)}"
-    notes.because("mlock", "fails in part", why)
-    notes.warnings.append(
-        f"--mlock locks only a part: {why}; `ulimit -l unlimited` raises that, or a container's limit"
-    )
-
-
-def _explain_prediction(predicted: Predicted | None, notes: Notes) -> None:
-    if predicted is None:
-        notes.because("predicted", "unknown", "this machine was not measured: run `hgguf profile`")
-        return
-    at = f"at {predicted.depth} tokens of context, from this machine's profile"
-    notes.because("predicted", f"{predicted.decode_tps:.1f} tokens/s decode", at)
-    notes.because("predicted", f"{predicted.prompt_tps:.1f} tokens/s prefill", at)
