@@ -2,7 +2,7 @@
 
     python tiers_stages.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
-Stages: bandwidth; prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
+Stages: bandwidth; cpu (the model wholly on the CPU, matrix products fast and stock); prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
 the device, against stock); border (the same with a share of the host cells, or all, copied to the device); overlap
 (both parts alone and together); details (contexts that fit, the fixed cost of a layer); long (131,072 tokens). One
 JSON line a measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
@@ -271,6 +271,29 @@ def bandwidth(b: Bench) -> None:
         b.say("read bandwidth", threads=threads, gbps=round(speed / 1e9, 1))
 
 
+def cpu(b: Bench) -> None:
+    """All weights on the CPU: prompts of 512 tokens and decode, our matrix products and the stock ones in turns."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for side in ("fast", "stock", "fast", "stock"):
+        b.switch("cpu-matrix", side)  # it counts when a model is loaded
+        for old in b.models.values():
+            old.close()
+        b.models.clear()
+        with b.context(1024, "f16", ngl=0) as handle:
+            b.feed(handle, b.tokens[:64])  # the weights come into memory
+            for what, tokens, times in (("prompt", 512, 1), ("decode", 1, 16)):
+                b.library.api.llama_memory_clear(b.library.api.llama_get_memory(handle), True)
+                t = time.perf_counter()
+                for i in range(times):
+                    b.feed(handle, b.tokens[i : i + tokens])
+                rates.setdefault((what, side), []).append(tokens * times / (time.perf_counter() - t))
+    b.switch("cpu-matrix", "fast")
+    b.models = {}
+    for what in ("prompt", "decode"):
+        fast, stock = (float(np.median(rates[what, side])) for side in ("fast", "stock"))
+        b.say("cpu", test=what, fast_tps=round(fast, 2), stock_tps=round(stock, 2), ratio=round(fast / stock, 3))
+
+
 def long(b: Bench, depth: int) -> None:
     """Point 2."""
     b.states.clear()
@@ -301,6 +324,7 @@ def main() -> None:
     )
     stages: dict[str, Callable[[], None]] = {
         "bandwidth": lambda: bandwidth(b),
+        "cpu": lambda: cpu(b),
         "prompt": lambda: prompt(b, o.depth),
         "f16": lambda: budget(b, "f16", o.depth, (20,)),
         "overlap": lambda: overlap(b, o.depth),
