@@ -2,11 +2,12 @@
 
     python tiers_stages.py MODEL.gguf [STAGE ...] [--depth 32768] [--threads 16]
 
-Stages: bandwidth; cpu (the model wholly on the CPU, matrix products fast and stock); prompt (micro-batches of 512 to 4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on
-the device, against stock); border (the same with a share of the host cells, or all, copied to the device); overlap
-(both parts alone and together); details (contexts that fit, the fixed cost of a layer); long (131,072 tokens). One
-JSON line a measurement: a run that is cut off keeps what it has. Caches are filled once with all on the device; each
-configuration restores that state, which does not depend on where cells lie.
+Stages: bandwidth; cpu (the model wholly on the CPU, matrix products fast and stock); prompt (micro-batches of 512 to
+4,096 tokens); f16 and q8_0 (32,768 tokens, a quarter of the KV on the device, against stock); border (the same with a
+share of the host cells, or all, copied to the device); overlap (both parts alone and together); details (contexts that
+fit, the fixed cost of a layer); long (131,072 tokens). One JSON line a measurement: a run that is cut off keeps what it
+has. Caches are filled once with all on the device; each configuration restores that state, which does not depend on
+where cells lie.
 """
 
 from __future__ import annotations
