@@ -303,13 +303,13 @@ class LanguageModel(Closing):
         now = time.perf_counter()
         read = len(prompt.tokens) - state.reused
         written = len(state.tokens) - 1  # the first comes with the prompt
-        reading = state.prompt_done - state.started if state.prompt_done else 0.0
-        writing = now - state.first_token if written > 0 else 0.0
+        prefill_s = state.prompt_done - state.started if state.prompt_done else 0.0
+        decode_s = now - state.first_token if written > 0 else 0.0
         timings = Timings(
             load_s=round(self.opened.load_s, 6),
             ttft_s=round((state.first_token or now) - state.started, 6),
-            prompt_tps=round(read / reading, 3) if reading > 0 else None,
-            decode_tps=round(written / writing, 3) if writing > 0 else None,
+            prompt_tps=round(read / prefill_s, 3) if prefill_s > 0 else None,
+            decode_tps=round(written / decode_s, 3) if decode_s > 0 else None,
         )
         usage = Usage(len(prompt.tokens), len(state.tokens), state.reused)
         draws = tuple(d.draws for d in state.kept if d.draws)

@@ -29,7 +29,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds to load and to the first token; tokens a second for reading the prompt and for writing."""
+    """Seconds to load and to the first token; tokens a second of prefill and of decode."""
 
     load_s: float
     ttft_s: float

@@ -22,18 +22,18 @@ def with_threads(threads: int) -> Use:
     return replace(USE, context=replace(USE.context, threads=threads))
 
 
-def seconds(hardware: Hardware, use: Use, place: str = CPU, reading: bool = False) -> float:
+def seconds(hardware: Hardware, use: Use, place: str = CPU, prefill: bool = False) -> float:
     model = CostModel(Rates(hardware), work_of(SHAPE), use)
-    costs = model.reading(place) if reading else model.writing(place)
+    costs = model.prefill(place) if prefill else model.decode(place)
     return sum(cost.mixer + cost.cache + cost.heavy for cost in costs)
 
 
 @pytest.mark.parametrize("place", [CPU, "GPU0"])
-@pytest.mark.parametrize("reading", [True, False])
-def test_never_falls_with_depth(place: str, reading: bool) -> None:
+@pytest.mark.parametrize("prefill", [True, False])
+def test_never_falls_with_depth(place: str, prefill: bool) -> None:
     depths = (1, 100, 256, 1000, 1024, 1025, 4096, 8192, 10000, 100000)
-    found = [seconds(CARD, replace(USE, depth=depth), place, reading) for depth in depths[1:]]
-    assert found == sorted(found) or reading  # a longer prompt shares the output's cost among more tokens
+    found = [seconds(CARD, replace(USE, depth=depth), place, prefill) for depth in depths[1:]]
+    assert found == sorted(found) or prefill  # a longer prompt shares the output's cost among more tokens
     assert all(value > 0 for value in found)
 
 
@@ -87,9 +87,9 @@ def test_a_device_may_be_faster_with_more_cells() -> None:
     card = replace(CARD, devices=(replace(CARD.devices[0], kernels=quick, read_gbps=4000.0),))
     layer, types = next(layer.kv for layer in work_of(SHAPE).layers if layer.kv), USE.types
     found = [
-        Rates(card).attention("GPU0", layer, types, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)
+        Rates(card).attention("GPU0", layer, types, cells, 0, prefill=False) for cells in (1024, 2048, 8192, 32768)
     ]
-    same = [Rates(CARD).attention("GPU0", layer, types, cells, 0, reading=False) for cells in (1024, 2048, 8192, 32768)]
+    same = [Rates(CARD).attention("GPU0", layer, types, cells, 0, prefill=False) for cells in (1024, 2048, 8192, 32768)]
     assert found == sorted(found) and found[0] == same[0]
     assert found[2] == pytest.approx(same[2] / 2.4) and found[3] == pytest.approx(4 * found[2])
 
@@ -113,7 +113,7 @@ def test_heads_between_the_measured_sizes(place: str, growing: bool) -> None:
     threads = 8 if place == CPU else 0
 
     def took(size: int, cells: int, of: Rates = rates) -> float:
-        return of.attention(place, replace(layer, head_k=size, head_v=size), USE.types, cells, threads, reading=False)
+        return of.attention(place, replace(layer, head_k=size, head_v=size), USE.types, cells, threads, prefill=False)
 
     assert took(128, 1024) == pytest.approx(took(128, 1024, plain))
     faster = 2.4 if growing and place != CPU else 1

@@ -126,12 +126,12 @@ def data(value: Any) -> None:
 def statistics(reply: Reply) -> None:
     """One line on stderr after an answer."""
     usage, timings = reply.usage, reply.timings
-    reading = f" at {timings.prompt_tps:.1f} tokens/s" if timings.prompt_tps else ""
-    writing = f" at {timings.decode_tps:.1f} tokens/s" if timings.decode_tps else ""
+    prefill = f" at {timings.prompt_tps:.1f} tokens/s" if timings.prompt_tps else ""
+    decode = f" at {timings.decode_tps:.1f} tokens/s" if timings.decode_tps else ""
     reused = f" ({usage.reused_tokens} reused)" if usage.reused_tokens else ""
     parts = (
-        f"prompt {usage.prompt_tokens} tokens{reused}{reading}",
-        f"answer {usage.completion_tokens} tokens{writing}",
+        f"prompt {usage.prompt_tokens} tokens{reused}{prefill}",
+        f"answer {usage.completion_tokens} tokens{decode}",
         f"seed {reply.seed}",
         reply.finish_reason,
     )

@@ -29,7 +29,7 @@ from .rates import (
     MATMUL,
     MATVEC,
     NODE,
-    READING,
+    PREFILL_ATTENTION,
     SHORT_HEAD,
     SHORT_ROW,
 )
@@ -227,7 +227,7 @@ def _attentions(kernels: Any, kind: str, threads: int, clock: _Budget, stored: i
     """Rates by cells and by head size; one run reads `stored` bytes of K and V at least, more than a cache holds."""
     from ..engine.graphs.kernels import AttentionNodes
 
-    works = {READING: AttentionNodes(kind, FEW_CELLS, 64, 8, 2, LONG_HEAD, 1)}
+    works = {PREFILL_ATTENTION: AttentionNodes(kind, FEW_CELLS, 64, 8, 2, LONG_HEAD, 1)}
     sizes = ((FEW_CELLS, "", 32, LONG_HEAD), (MANY_CELLS, "", 32, LONG_HEAD), (FEW_CELLS, "-short", 16, SHORT_HEAD))
     for cells, suffix, heads, size in sizes:
         one = AttentionNodes(kind, cells, 1, heads, heads // 4, size, 1)

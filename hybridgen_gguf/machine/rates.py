@@ -22,7 +22,7 @@ SHORT_ROW, LONG_ROW = 512, 4096  # columns of the two matrices that a profile me
 FEW_CELLS, MANY_CELLS = 1024, 8192  # cells of the attentions that it measures
 SHORT_HEAD, LONG_HEAD = 64, 128  # and the sizes of their heads; the short ones over few cells alone
 #: operations of a profile: `node` is a tiny operation, its gflops are 1e9 operations a second
-MATVEC, MATMUL, ATTENTION, READING, NODE = "matvec", "matmul", "attention", "attention-prompt", "node"
+MATVEC, MATMUL, ATTENTION, PREFILL_ATTENTION, NODE = "matvec", "matmul", "attention", "attention-prompt", "node"
 # Nominal rates for comparing placements where nobody measured: a desktop CPU and a middling card on PCIe 4.
 _NOMINAL_CPU_GBPS, _NOMINAL_CPU_MOST, _NOMINAL_CPU_GFLOPS = 9.0, 45.0, 30.0
 _NOMINAL_GPU_GBPS, _NOMINAL_GPU_GFLOPS, _NOMINAL_LINK_GBPS = 350.0, 15000.0, 12.0
@@ -97,13 +97,13 @@ class Rates:
         return rows * _line(SHORT_ROW, at_short, LONG_ROW, at_long, product.cols) * 1e-9
 
     def attention(
-        self, place: str, layer: LayerShape, types: tuple[str, str], cells: float, threads: int, *, reading: bool
+        self, place: str, layer: LayerShape, types: tuple[str, str], cells: float, threads: int, *, prefill: bool
     ) -> float:
-        """Seconds of one query token over `cells` cells of `types` (K, V). `reading`: as one of many in a prompt."""
+        """Seconds of one query token over `cells` cells of `types` (K, V). `prefill`: as one of many in a prompt."""
         flops = 2 * cells * layer.n_head * (layer.head_k + (layer.head_v or layer.head_k))
         stored, kind = cells * layer.cell_bytes(*types), types[0].upper()
-        if reading:
-            rate = self._find(place, READING, kind, threads)
+        if prefill:
+            rate = self._find(place, PREFILL_ATTENTION, kind, threads)
             return flops / ((rate.gflops if rate else self._nominal_gflops(place, threads) / 3) * 1e9)
         few = self._find(place, f"{ATTENTION}-{FEW_CELLS}", kind, threads)
         many = self._find(place, f"{ATTENTION}-{MANY_CELLS}", kind, threads)

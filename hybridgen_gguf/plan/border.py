@@ -88,5 +88,5 @@ def tier_rates(given: Given, draft: Draft) -> TierRates | None:
         return None
     types = Use(context.n_ctx, context).host_types
     cells = max(context.n_ctx - (context.tiers.cells if context.tiers else 0), 1)
-    seconds = given.rates.attention(CPU, layer, types, cells, context.threads, reading=False)
+    seconds = given.rates.attention(CPU, layer, types, cells, context.threads, prefill=False)
     return TierRates(cpu=cells * layer.cell_bytes(*types) / seconds, link=gbps * 1e9)

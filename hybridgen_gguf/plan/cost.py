@@ -149,7 +149,7 @@ class CostModel:
     def __init__(self, rates: Rates, work: ModelWork, use: Use) -> None:
         self.rates, self.work, self.use, self.context = rates, work, use, use.context
 
-    def writing(self, place: str) -> list[PartCost]:
+    def decode(self, place: str) -> list[PartCost]:
         """For each layer (the output last), the seconds that one token of decode takes at `place`."""
         threads = self.context.threads
         node = self.rates.node(place, threads)
@@ -159,14 +159,14 @@ class CostModel:
                 {name: self.rates.matvec(place, product, threads) for name, product in part.items()}
                 for part in (layer.mixer, layer.heavy)
             )
-            cache = self._cache(place, layer, self.use.depth, threads, reading=False)
+            cache = self._cache(place, layer, self.use.depth, threads, prefill=False)
             small, large = _nodes(layer)
             parts = (sum(mixer.values()) + small * node, cache, sum(heavy.values()) + large * node)
             costs.append(PartCost(*parts, _with_nodes(mixer | heavy, node)))
         return costs
 
-    def reading(self, place: str, gpu: str | None = None) -> list[PartCost]:
-        """As `writing`, for each token of a prompt of `depth` tokens read from an empty context.
+    def prefill(self, place: str, gpu: str | None = None) -> list[PartCost]:
+        """As `decode`, for each token of a prompt of `depth` tokens read from an empty context.
 
         `gpu`: a device that computes large batches with weights that lie on the host; they are copied for each batch.
         """
@@ -185,7 +185,7 @@ class CostModel:
             if not is_output:
                 small_s += self._elementwise(place, threads, 14 * self.work.n_embd)
                 large_s += self._elementwise(place, threads, 4 * self.work.n_ff)
-            cache = self._cache(place, layer, self.use.depth / 2, threads, reading=True)
+            cache = self._cache(place, layer, self.use.depth / 2, threads, prefill=True)
             small, large = _nodes(layer)
             parts = (small_s + small * node, cache, large_s + large * node)
             costs.append(PartCost(*parts, _with_nodes(heavy if is_output else mixed | heavy, node)))
@@ -210,36 +210,36 @@ class CostModel:
     def _elementwise(self, place: str, threads: int, values: int) -> float:
         return 12 * values / (self.rates.read_gbps(place, threads) * 1e9)  # two float32 read, one written
 
-    def _cache(self, place: str, layer: LayerWork, cells: float, threads: int, *, reading: bool) -> float:
+    def _cache(self, place: str, layer: LayerWork, cells: float, threads: int, *, prefill: bool) -> float:
         if layer.kv is None:
             return 0.0
         seen = min(cells, layer.kv.window) if layer.kv.window else cells
-        if not reading:  # the engine looks at whole steps of cells (llama_kv_cache: n_pad)
+        if not prefill:  # the engine looks at whole steps of cells (llama_kv_cache: n_pad)
             seen = round_up(int(seen) + 1, CELL_STEP)
-        cells, host = seen + 1, self._host_cells(place, layer.kv, seen, reading=reading)
-        whole = self.rates.attention(place, layer.kv, self.use.types, cells, threads, reading=reading)
-        batch = self._batch if reading else 1
+        cells, host = seen + 1, self._host_cells(place, layer.kv, seen, prefill=prefill)
+        whole = self.rates.attention(place, layer.kv, self.use.types, cells, threads, prefill=prefill)
+        batch = self._batch if prefill else 1
         if (
             place != CPU and not self.context.placement.kv_offload
         ):  # the engine copies the rows to the device in every step
             return whole + self._upload_rows(place, layer.kv, cells, pinned=False) / batch
         if not host:
             return whole
-        if reading:  # rows on the host cross the link once for each batch
+        if prefill:  # rows on the host cross the link once for each batch
             return whole + self._upload_rows(place, layer.kv, host, pinned=True) / batch
-        there = self.rates.attention(place, layer.kv, self.use.types, max(cells - host, 1), threads, reading=False)
-        here = self.rates.attention(CPU, layer.kv, self.use.host_types, host, threads, reading=False)
+        there = self.rates.attention(place, layer.kv, self.use.types, max(cells - host, 1), threads, prefill=False)
+        here = self.rates.attention(CPU, layer.kv, self.use.host_types, host, threads, prefill=False)
         copied = whole + self._upload_rows(place, layer.kv, host, pinned=True)
         # What the CPU takes off a device that could hold all is less than these predictions' error: it is not counted,
         # so that a context that fits stays in one memory and no plan with less memory is predicted faster than that.
         return max(min(max(there, here) + self.rates.tier_split(place), copied), whole)
 
-    def _host_cells(self, place: str, kv: LayerShape, seen: float, *, reading: bool) -> float:
+    def _host_cells(self, place: str, kv: LayerShape, seen: float, *, prefill: bool) -> float:
         """Of the cells that a token looks at, those in host memory; for a prompt the mean over its tokens."""
         tiers = self.context.tiers
         if place == CPU or tiers is None or kv.window:
             return 0.0
-        if reading:
+        if prefill:
             return max(self.use.depth - tiers.cells, 0) ** 2 / (2 * max(self.use.depth, 1))
         return max(seen - tiers.cells, 0.0)
 

@@ -77,8 +77,8 @@ def predict(rates: Rates, work: ModelWork, draft: Draft, depth: int) -> Predicte
         ]
         return sum(layer.seconds() for layer in found) + _crossed(found, crossings)
 
-    answer = seconds({at: model.writing(at) for at in used}, crossing) + model.fixed
-    prompt = seconds({at: model.reading(at, gpu) for at in used}, per_batch) + model.fixed / batch
+    answer = seconds({at: model.decode(at) for at in used}, crossing) + model.fixed
+    prompt = seconds({at: model.prefill(at, gpu) for at in used}, per_batch) + model.fixed / batch
     return Predicted(round(1 / answer, 2), round(1 / prompt, 2), depth)
 
 

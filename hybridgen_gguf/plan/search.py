@@ -133,11 +133,11 @@ def problem_of(given: Given, draft: Draft, budgets: Budgets) -> Problem:
     places = (CPU, *budgets)
     crossing = {device: given.rates.crossing(device) for device in budgets}
     gpu = next((device for device in budgets if given.rates.computes_host_weights(device)), None)
-    writing = {place: model.writing(place) for place in places}
-    reading = {place: model.reading(place, gpu) for place in places}
+    decode = {place: model.decode(place) for place in places}
+    prefill = {place: model.prefill(place, gpu) for place in places}
     per_batch = {device: seconds / min(context.n_ubatch, depth) for device, seconds in crossing.items()}
     answer, prompt = goal_weights(given.limits.goal, depth)
-    uses = ((answer, writing, crossing), (prompt, reading, per_batch))
+    uses = ((answer, decode, crossing), (prompt, prefill, per_batch))
     return Problem(sizes, budgets, tuple(use for use in uses if use[0]))
 
 

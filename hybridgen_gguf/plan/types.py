@@ -83,7 +83,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Tokens a second at `depth` tokens of context: writing one more; reading a prompt of that length from empty."""
+    """Tokens a second at `depth` tokens of context: decode of one more; prefill of so long a prompt from empty."""
 
     decode_tps: float
     prompt_tps: float

@@ -30,8 +30,8 @@ _TEXT = (
     "stood at the bend until the war; its wheel turned day and night, and the miller could tell the level of the "
     "water by the sound it made. "
 )
-_WRITE = 32  # tokens in one measurement of writing
-_MOST_WRITE_S = 1.0  # less of them, but at least _LEAST_WRITE, where writing takes longer
+_WRITE = 32  # tokens in one measurement of decode
+_MOST_WRITE_S = 1.0  # less of them, but at least _LEAST_WRITE, where decode takes longer
 _LEAST_WRITE = 6
 _PROBE = 64  # tokens that are read first, to see how many a measurement can afford
 _MOST_READ_S, _MOST_READ_TIERS_S = 3.0, 10.0  # a prompt that takes longer is shortened
@@ -64,7 +64,7 @@ class EngineMeter:
 
     @property
     def depth(self) -> int:
-        """Tokens in the context when writing is measured."""
+        """Tokens in the context when decode is measured."""
         return len(self._tokens)
 
     def seconds_left(self) -> float:
