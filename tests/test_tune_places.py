@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hybridgen_gguf.cli.measuring import _searched
 from planned import counted, dense, gpu, machine, moe
 from tinygguf import build
 
 from hybridgen_gguf import tuned
+from hybridgen_gguf.cli.measure import _searched
 from hybridgen_gguf.engine.library import Library
 from hybridgen_gguf.errors import EngineError
 from hybridgen_gguf.loader import prepare

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import NotFound, UsageError
+from ..named_files import open_named
 from ..plan import GOALS, Limits
 from ..plan.buffers import EXPERTS, tensor_pattern
 from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement, Tiers, name_patterns
@@ -164,7 +165,7 @@ def _shares(text: str | None) -> tuple[float, ...]:
 def _from_plan_file(name: str, limits: Limits) -> Limits:
     """A saved plan fixes what the flags leave open."""
     try:
-        with Path(name).open("rb") as file:
+        with open_named(Path(name)) as file:
             data = json.loads(file.read(_LONGEST_PLAN))
         plan = data.get("plan", data)
         fixed = {
@@ -268,7 +269,7 @@ def typed_text(word: str, errors: str = "replace") -> str:
 def _prompt_text(flags: PromptFlags) -> str:
     if flags.file is not None:
         try:
-            with Path(flags.file).open("rb") as file:
+            with open_named(Path(flags.file), pipes=True) as file:
                 return _text_of(file, f"the prompt file {flags.file}")
         except OSError as error:
             raise NotFound(

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..folders import config_folder
+from ..named_files import open_named
 
 _LONGEST = 1 << 20  # bytes: somebody may name /dev/zero
 
@@ -32,7 +33,7 @@ def read_config(known: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, A
     """Verb → parameter → value. `known`: verb → key → parameter. Raises ConfigError; no file is no error."""
     path = config_path()
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             tables = tomllib.loads(file.read(_LONGEST).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if os.environ.get("HGGUF_CONFIG"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import BadFile, Failed, NotFound, UsageError
 from ..model_file.foreign import name_foreign
+from ..named_files import open_named
 from ..printable import printable
 from .target import shown
 
@@ -267,7 +268,8 @@ def _json(path: Path, required: bool = False) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_JSON:
             raise BadFile(f"{shown(path)} is too large to be what its name says")
-        content = json.loads(path.read_bytes())
+        with open_named(path) as file:
+            content = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise NotFound(f"{shown(path)} is missing", "give the folder of a Hugging Face model") from None

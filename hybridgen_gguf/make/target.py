@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import BadFile, NoSpace, NotFound, UsageError
+from ..named_files import open_named
 from ..printable import printable
 from ..units import format_size
 
@@ -30,10 +31,10 @@ def shown(path: Path) -> str:
 def check_source(path: Path) -> None:
     """Raises NotFound or BadFile unless `path` is a readable file or folder."""
     try:
-        with path.open("rb"):
+        if path.is_dir():
+            return
+        with open_named(path):
             pass
-    except IsADirectoryError:
-        return
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise NotFound(f"{shown(path)} does not exist") from None
     except OSError as error:

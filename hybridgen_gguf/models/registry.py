@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, HgError, NotFound, UsageError
 from ..folders import config_folder
+from ..named_files import open_named
 from ..printable import printable
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w./-]{1,160}))?", re.ASCII)
@@ -159,7 +160,7 @@ def resolve(text: str) -> ModelRef:
 
 def load_registry(own: Path | None = None) -> Registry:
     """The shipped names and the user's (from `own`, else HGGUF_MODELS_FILE, else the configuration folder)."""
-    tables = [(path, _read(path)) for path in (shipped_file(), own or own_file()) if path.is_file()]
+    tables = [(path, _read(path)) for path in (shipped_file(), own or own_file()) if path.exists()]
     entries: dict[str, ModelEntry] = {}
     for path, tables_of_file in tables:
         for alias, table in tables_of_file.items():
@@ -196,7 +197,7 @@ def own_file() -> Path:
     """Where the user's own names are read from, whether or not the file exists."""
     named = os.environ.get(_OWN_FILE)
     if named:
-        if not Path(named).is_file():
+        if not Path(named).exists():
             raise ConfigError(f"{_OWN_FILE} names {printable(named)}, which does not exist")
         return Path(named)
     return config_folder() / "models.toml"
@@ -214,7 +215,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     import tomllib
 
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_named(path) as file:
+            text = file.read().decode("utf-8")
         models = tomllib.loads(text).get("models", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{printable(str(path))} cannot be read: {printable(str(error), limit=200)}") from None

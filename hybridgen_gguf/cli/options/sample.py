@@ -18,7 +18,7 @@ class SampleFlags:
         float | None,
         flag(
             SAMPLE,
-            "Temperature; 0 always takes the best token. [default: 0.8]",
+            "Temperature; 0 or less always takes the best token. [default: 0.8]",
             "--temp",
             "--temperature",
             llama="TEMPERATURE",
