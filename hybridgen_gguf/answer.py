@@ -52,6 +52,7 @@ class AnswerStream:
         )
         self._keep_thoughts = form != "none"
         self._thoughts: list[str] = []
+        self._beginning = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._splitter: ThoughtSplitter | None = None
         self._stand_ins: dict[int, str] = {}
@@ -66,6 +67,21 @@ class AnswerStream:
     def thinking(self) -> bool:
         """Whether the next token belongs to thoughts."""
         return self._splitter is not None and self._splitter.thinking
+
+    @property
+    def answering(self) -> bool:
+        """Whether the next token belongs to the answer for certain."""
+        return self._splitter is None or self._splitter.answering
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the next token begins the answer, or thoughts."""
+        return self._splitter is not None and self._splitter.undecided
+
+    @property
+    def beginning(self) -> str:
+        """What the answer began with, white space before it left out: all of it after the first token that gave any."""
+        return self._beginning
 
     @property
     def between_characters(self) -> bool:
@@ -121,6 +137,7 @@ class AnswerStream:
         thoughts, answer = thoughts.translate(self._hidden), answer.translate(self._hidden)
         if thoughts:
             self._thoughts.append(thoughts)
+        self._beginning = self._beginning or answer
         shown = self._answer.push_bytes(answer.encode("utf-8")) if answer else ""
         return Piece(shown, thoughts if self._keep_thoughts else "")
 

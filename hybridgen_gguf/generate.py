@@ -10,7 +10,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .adapt.border import Feedback
@@ -19,12 +19,13 @@ from .answer import AnswerStream, Piece
 from .closing import Closing
 from .decode import Decoder, Progress
 from .errors import UsageError
+from .grammar import Guard, checked
 from .loader import OpenModel
 from .owner import Owner
 from .plan import Plan
 from .prompt.encode import Message, Prompt, encode_chat, encode_raw
 from .prompt.template import Renderer, choose_template
-from .reply import Chunk, Reply, Timings, Usage
+from .reply import Chunk, Reply, Usage, Written
 from .request import GenerateOptions, merged, without_thoughts
 from .sample.dry import DEFAULT_BREAKERS, breaker_sequences
 from .sample.sampler import (
@@ -37,24 +38,12 @@ from .sample.sampler import (
     device_candidates,
 )
 from .text import FinishReason
-from .turn import Ends, ThoughtBudget, forced
+from .turn import Ends, ThoughtBudget, forced, token_at_start
 
 if TYPE_CHECKING:
     from .engine.device_sample import DeviceSample
 
 _PROMPT_CHUNK = 512  # tokens between two looks at cancellation where the engine cannot be interrupted
-
-
-@dataclass
-class _Progress:
-    """What has happened in one request so far."""
-
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    kept: list[Draw] = field(default_factory=list)
-    reused: int = 0
-    prompt_done: float = 0.0
-    first_token: float = 0.0
 
 
 class LanguageModel(Closing):
@@ -180,14 +169,15 @@ class LanguageModel(Closing):
             return self._owner.closing or stop()
 
         seed = secrets.randbits(32) if options.seed is None else check_seed(options.seed)
-        state = _Progress(time.perf_counter())
+        state = Written(time.perf_counter())
         decoder, model = self._decoder, self.opened.model
         sample = self._with_breakers(options.sample)
         sampler = Sampler(sample, n_vocab=model.n_vocab, seed=seed, stream=options.stream, native=self._native)
-        device = self._device_sample(sample)
         text = self._answer_stream(prompt, options)
         ends = Ends(self.opened.vocabulary, prompt)
         budget = ThoughtBudget(self.opened.vocabulary, prompt, options.reasoning_budget)
+        guard = self._guard(options, prompt, ends)
+        device = self._device_sample(sample) if guard is None else None
         state.reused = decoder.reuse(prompt.tokens)
         if self._governor is not None:
             self._governor.rest()
@@ -200,11 +190,19 @@ class LanguageModel(Closing):
         limit = options.max_tokens if options.max_tokens is not None else decoder.context.n_ctx
         reason: FinishReason = "length"
         while len(state.tokens) < limit:
-            draw = self._next(budget.next(text), sampler, device, options)
+            due = budget.next(text)
+            within = guard.now(text) if guard is not None and due is None else None
+            if within is not None and within.over():
+                reason = "stop"
+                break
+            draw = self._next(due, sampler, device, options, within)
             if not options.ignore_end and ends.end(draw.token, model.is_end(draw.token), text.thinking):
                 reason = "stop"
                 break
-            self._take(draw, sampler, options, state)
+            sampler.accept(draw.token)
+            state.take(draw)
+            if within is not None:
+                within.take(draw.token)
             budget.count(text)
             piece = text.push(draw.token)
             if text.stopped is not None:
@@ -230,12 +228,19 @@ class LanguageModel(Closing):
             form=options.reasoning_format,
         )
 
-    def _next(self, token: int | None, sampler: Sampler, device: DeviceSample | None, options: GenerateOptions) -> Draw:
+    def _next(
+        self,
+        token: int | None,
+        sampler: Sampler,
+        device: DeviceSample | None,
+        options: GenerateOptions,
+        within: Guard | None,
+    ) -> Draw:
         """A draw, or `token` in its place where it must come next."""
         sample = options.sample
         if token is not None and not (sample.logprobs or sample.draws):
             return Draw(token, None, (), ())
-        drawn = self._draw(sampler, device)
+        drawn = self._draw(sampler, device, within)
         if token is None:
             return drawn
         logits = self._decoder.logits() if device is None else device.fetch()
@@ -254,10 +259,19 @@ class LanguageModel(Closing):
 
         return watch
 
-    def _draw(self, sampler: Sampler, device: DeviceSample | None) -> Draw:
+    def _guard(self, options: GenerateOptions, prompt: Prompt, ends: Ends) -> Guard | None:
+        """What holds the answer to its grammar; None without one."""
+        if options.grammar is None and options.json_schema is None:
+            return None
+        model, marks = self.opened, prompt.style.marks
+        opening = None if marks is None else token_at_start(model.vocabulary, marks.open)
+        rules = checked(model.model.path, options.grammar, options.schema_text)
+        return rules.guard(model.model, model.vocabulary, ends.tokens, opening, ignore_end=options.ignore_end)
+
+    def _draw(self, sampler: Sampler, device: DeviceSample | None, within: Guard | None) -> Draw:
         position = self._decoder.position
         if device is None:
-            return sampler.draw(self._decoder.logits(), position)
+            return sampler.draw(self._decoder.logits(), position, within)
         drawn = sampler.draw_candidates(DeviceCandidates(*device.read()), position)
         return drawn or sampler.draw(device.fetch(), position)  # the candidates do not settle it: all logits do
 
@@ -286,32 +300,14 @@ class LanguageModel(Closing):
         found = breaker_sequences(DEFAULT_BREAKERS, pieces, lambda text: model.tokenize(text, False, False))
         return replace(options, dry_sequence_breakers=found)
 
-    def _take(self, draw: Draw, sampler: Sampler, options: GenerateOptions, state: _Progress) -> None:
-        sampler.accept(draw.token)
-        if not state.tokens:
-            state.first_token = time.perf_counter()
-        state.tokens.append(draw.token)
-        if options.sample.logprobs or options.sample.draws:
-            state.kept.append(draw)
-
     def _end(
-        self, piece: Piece, reason: FinishReason, text: AnswerStream, state: _Progress, *, prompt: Prompt, seed: int
+        self, piece: Piece, reason: FinishReason, text: AnswerStream, state: Written, *, prompt: Prompt, seed: int
     ) -> Chunk:
         rest = text.finish()
         if text.stopped is not None:  # the end of the text may complete a stop string that was still open
             reason = "stop"
-        now = time.perf_counter()
-        read = len(prompt.tokens) - state.reused
-        written = len(state.tokens) - 1  # the first comes with the prompt
-        prefill_s = state.prompt_done - state.started if state.prompt_done else 0.0
-        decode_s = now - state.first_token if written > 0 else 0.0
-        timings = Timings(
-            load_s=round(self.opened.load_s, 6),
-            ttft_s=round((state.first_token or now) - state.started, 6),
-            prompt_tps=round(read / prefill_s, 3) if prefill_s > 0 else None,
-            decode_tps=round(written / decode_s, 3) if decode_s > 0 else None,
-        )
         usage = Usage(len(prompt.tokens), len(state.tokens), state.reused)
+        timings = state.timings(self.opened.load_s, usage)
         draws = tuple(d.draws for d in state.kept if d.draws)
         logprobs = tuple(d for d in state.kept if d.top or d.logprob is not None)
         tokens = tuple(state.tokens)

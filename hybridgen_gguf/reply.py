@@ -1,10 +1,11 @@
-"""What a request gives: text as it comes (`Chunk`) and the finished answer (`Reply`). Plain data.
+"""What a request gives: text as it comes (`Chunk`) and the finished answer (`Reply`). Data, and one clock (`Written`).
 
 Invariant: `Reply.as_json` holds the keys that `hgguf run --json` promises.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,40 @@ class Timings:
     ttft_s: float
     prompt_tps: float | None
     decode_tps: float | None
+
+
+@dataclass
+class Written:
+    """What has happened in one request so far; moments as time.perf_counter gives them, 0 before they come."""
+
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    kept: list[Draw] = field(default_factory=list)
+    reused: int = 0
+    prompt_done: float = 0.0
+    first_token: float = 0.0
+
+    def take(self, draw: Draw) -> None:
+        """One more token; what was asked for beside it is kept."""
+        if not self.tokens:
+            self.first_token = time.perf_counter()
+        self.tokens.append(draw.token)
+        if draw.draws or draw.top or draw.logprob is not None:
+            self.kept.append(draw)
+
+    def timings(self, load_s: float, usage: Usage) -> Timings:
+        """As measured until now."""
+        now = time.perf_counter()
+        read = usage.prompt_tokens - usage.reused_tokens
+        written = len(self.tokens) - 1  # the first comes with the prompt
+        prefill_s = self.prompt_done - self.started if self.prompt_done else 0.0
+        decode_s = now - self.first_token if written > 0 else 0.0
+        return Timings(
+            load_s=round(load_s, 6),
+            ttft_s=round((self.first_token or now) - self.started, 6),
+            prompt_tps=round(read / prefill_s, 3) if prefill_s > 0 else None,
+            decode_tps=round(written / decode_s, 3) if decode_s > 0 else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Invariant: what is out of range is refused by its name before anything runs.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +21,8 @@ class GenerateOptions:
 
     `reasoning_budget`: thoughts end after so many tokens, in the model's own way; None: when the model ends them.
     `reasoning_format`: one of answer.REASONING_FORMATS. `stop` strings end the answer, never its thoughts.
+    `grammar`: the answer, not its thoughts, is a text of this grammar (GBNF, as llama.cpp's grammars/README.md has it);
+    `json_schema`: it is JSON of this schema, as text or as a mapping. At most one of both.
     """
 
     max_tokens: int | None = None
@@ -28,7 +32,21 @@ class GenerateOptions:
     ignore_end: bool = False
     reasoning_budget: int | None = None
     reasoning_format: str = "auto"
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
     sample: SampleOptions = field(default_factory=SampleOptions)
+
+    @property
+    def schema_text(self) -> str | None:
+        """`json_schema` as text. Raises UsageError for what JSON cannot hold."""
+        if self.json_schema is None or isinstance(self.json_schema, str):
+            return self.json_schema
+        try:
+            return json.dumps(self.json_schema, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"json_schema holds what JSON cannot: {error}", "give a mapping as JSON has them"
+            ) from None
 
 
 def without_thoughts(options: GenerateOptions, reasoning: bool | None) -> GenerateOptions:
@@ -52,6 +70,8 @@ def merged(options: GenerateOptions | None, changes: dict[str, Any]) -> Generate
         value = getattr(changed, name)
         if value is not None and value < 0:
             raise UsageError(f"{name} {value} is out of range", "leave it out for no limit")
+    if changed.grammar is not None and changed.json_schema is not None:
+        raise UsageError("a grammar and a JSON schema were given", "give one of them")
     if changed.reasoning_format not in REASONING_FORMATS:
         what = f"reasoning_format '{changed.reasoning_format}' is not known"
         raise UsageError(what, f"one of: {', '.join(REASONING_FORMATS)}")

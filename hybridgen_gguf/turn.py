@@ -37,10 +37,15 @@ class Ends:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Prompt) -> None:
         marks = prompt.style.marks
-        self._close = None if marks is None else _token_at_start(vocabulary, marks.close)
-        ends = {_token_at_start(vocabulary, text) for text in prompt.style.ends} - {None, vocabulary.bos_id}
+        self._close = None if marks is None else token_at_start(vocabulary, marks.close)
+        ends = {token_at_start(vocabulary, text) for text in prompt.style.ends} - {None, vocabulary.bos_id}
         # Where each message ends as thoughts do, the answer's end is another token if the template writes one.
-        self._tokens = ends - {self._close} or ends
+        self._tokens: set[int] = {token for token in ends - {self._close} or ends if token is not None}
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """These tokens."""
+        return frozenset(self._tokens)
 
     def end(self, token: int, known: bool, thinking: bool) -> bool:
         """Whether the answer ends with `token`; `known`: the engine says so."""
@@ -49,7 +54,7 @@ class Ends:
         return known or token in self._tokens
 
 
-def _token_at_start(vocabulary: Vocabulary, text: str) -> int | None:
+def token_at_start(vocabulary: Vocabulary, text: str) -> int | None:
     """The token for the mark that `text` begins with: a control token, or one of any kind that is spelled as a mark."""
     control = vocabulary.control_tokens()
     spelled = max((known for known in control if known and text.startswith(known)), key=len, default="")

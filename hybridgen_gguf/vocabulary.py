@@ -42,6 +42,11 @@ class Vocabulary:
     def control_tokens(self) -> dict[str, int]:
         return self._control_tokens
 
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens at which the engine ends an answer."""
+        return frozenset(token for token in range(self._model.n_vocab) if self._model.is_end(token))
+
     def token_of(self, text: str) -> int | None:
         """The token that is spelled exactly so in the file, whatever its kind."""
         found: Any = self._shape.file.metadata.get("tokenizer.ggml.tokens")

@@ -17,11 +17,12 @@ from typing import Any
 
 from .. import processes
 from ..closing import Closing
-from ..errors import EngineError, HgError
+from ..errors import EngineError, HgError, UsageError
 from ..settings import BufferBytes, ContextSettings, ModelSettings, placement_of
 from . import giving_up, refusals
 from .library import BackendDevice
 
+_GRAMMAR_SECONDS, _GRAMMAR_BYTES = 20, 1 << 30  # for compiling a grammar; those that people write take milliseconds
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 
 
@@ -56,7 +57,25 @@ class Child(Closing):
         answer = self._ask({"do": "devices", "path": "the list of devices"})
         return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
+    def grammar(self, path: Path, text: str, *, is_schema: bool) -> str:
+        """The grammar that `text` is, or that its JSON schema stands for, compiled once for the vocabulary of `path`.
+
+        Raises UsageError in the engine's words, and for a text that costs the child more than its limits.
+        """
+        answer = self._hear({"do": "grammar", "path": os.fspath(path), "text": text, "is_schema": is_schema})
+        if answer is None:
+            self._died(os.fspath(path))
+            raise UsageError("too deep or too complex", "simplify it")
+        return str(_checked(answer)["grammar"])
+
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = self._hear(request)
+        if answer is None:
+            raise self._died(request["path"])
+        return _checked(answer)
+
+    def _hear(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer, or None from a child that gave none."""
         if self._process is None:
             self._log = processes.open_log()
             try:
@@ -65,12 +84,7 @@ class Child(Closing):
                 self._log.close()
                 raise
         processes.say(self._process, request)
-        answer = processes.hear(self._process, self._timeout)
-        if answer is None:
-            raise self._died(request["path"])
-        if "error" in answer:
-            raise processes.unpacked(answer["error"])
-        return answer
+        return processes.hear(self._process, self._timeout)
 
     def _died(self, path: str) -> HgError:
         """Why there was no answer; the next question starts another child."""
@@ -98,6 +112,12 @@ class Child(Closing):
             self._log.close()
 
 
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise processes.unpacked(answer["error"])
+    return answer
+
+
 def check_loads(path: Path) -> str | None:
     """One check in a child of its own: the problem in one sentence, or None."""
     with Child() as child:
@@ -118,6 +138,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "count":
         with Model(path, ModelSettings(), vocab_only=True) as model:
             return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), False, False))}
+    if request["do"] == "grammar":
+        return {"grammar": _compiled(path, request["text"], request["is_schema"])}
     if request["do"] == "check":
         with Model(path, ModelSettings(), no_alloc=True) as model:
             model.walk_vocabulary()
@@ -128,6 +150,38 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             model.walk_vocabulary()
             _walked.add(path)
         return {"buffers": [asdict(entry) for entry in context.memory_use()]}
+
+
+def _compiled(path: Path, text: str, is_schema: bool) -> str:
+    from .grammar import Grammar, grammar_of_schema
+    from .handles import Model, start
+
+    with Model(path, ModelSettings(), vocab_only=True) as model:
+        _limit_resources()
+        grammar = grammar_of_schema(start(), text) if is_schema else text
+        with Grammar(model, grammar) as compiled:
+            compiled.allowed(None)  # the first question shows most grammars that are too complex
+    return grammar
+
+
+def _limit_resources() -> None:
+    """For a text of the user's: so much more processor time and memory than was used until now."""
+    try:
+        import resource
+    except ImportError:
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + _GRAMMAR_SECONDS
+    _lower(resource.RLIMIT_CPU, seconds)
+    _lower(resource.RLIMIT_DATA, _GRAMMAR_BYTES + 1024 * used.ru_maxrss)
+
+
+def _lower(limit: int, value: int) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(limit)
+    known = [number for number in (value, soft, hard) if number != resource.RLIM_INFINITY]
+    resource.setrlimit(limit, (min(known), hard))
 
 
 def settings_from(request: dict[str, Any]) -> tuple[ModelSettings, ContextSettings]:

@@ -48,7 +48,8 @@ class Switch:
 
 class Library:
     """The loaded engine: `api` is the binding's module; `llama`, `ggml`, `base` are handles of our own to the libraries
-    behind it, declared by `abi`. `patched`, `has_tiers`, `has_sampler`, `has_device_sampler`: which of ours it has."""
+    behind it, declared by `abi`. `patched`, `has_tiers`, `has_sampler`, `has_device_sampler`,
+    `has_grammar`: which of ours it has."""
 
     def __init__(self, folder: Path, api: Any) -> None:
         self.folder = folder
@@ -64,6 +65,7 @@ class Library:
         self.has_tiers = declare(self.llama, hg.TIERS)
         self.has_sampler = declare(self.llama, hg.SAMPLE)
         self.has_device_sampler = declare(self.llama, hg.SAMPLE_DEVICE)
+        self.has_grammar = declare(self.llama, hg.GRAMMAR)
 
     @property
     def commit(self) -> str:

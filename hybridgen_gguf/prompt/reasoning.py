@@ -95,6 +95,16 @@ class ThoughtSplitter:
         """Whether thoughts, or the lack of them, are behind: what comes is answer, but perhaps for a header."""
         return self._state in ("after", "space", "answer")
 
+    @property
+    def undecided(self) -> bool:
+        """Whether thoughts may begin here or the answer, without a header of the template before it."""
+        return self._state == "start" and len(self._literals["start"]) == 1
+
+    @property
+    def answering(self) -> bool:
+        """Whether what comes next is the answer, and no header of the template before it."""
+        return self._state in ("space", "answer") or (self._state == "after" and not self._literals["after"])
+
     def push(self, text: str) -> tuple[str, str]:
         """(thoughts, answer) that are certain now."""
         self._held += text

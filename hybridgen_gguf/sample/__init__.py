@@ -7,6 +7,7 @@ edits     biases and penalties on single logits; dry: the DRY penalty
 types     what goes in and comes out
 device    candidates found on the device instead of all logits
 logits    the largest logits and log-sum-exp
+masked    only the logits that a constraint allows
 noise     Gumbel noise keyed by seed, stream, position and token
 portable  the same floating-point results on every machine
 """

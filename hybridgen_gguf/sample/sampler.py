@@ -23,10 +23,11 @@ from . import noise, portable, steps
 from .device import DeviceCandidates, device_candidates
 from .edits import Edits
 from .logits import Logits, Top, check_numbers, exp_total, log_sum_exp, top_of
+from .masked import masked, masked_by_noise, masked_by_rank
 from .noise import Best, NoiseKey
 from .options import DEFAULT_CHAIN, SampleOptions, check_seed, parse_samplers
 from .steps import Candidates
-from .types import Draw, Floats, Ids, NativeSampler, Scored, UsualChain
+from .types import Constraint, Draw, Floats, Ids, NativeSampler, Scored, UsualChain
 
 __all__ = [
     "DEFAULT_CHAIN",
@@ -69,13 +70,18 @@ class Sampler:
         """Adds one token of the prompt or the answer to what penalties and DRY look back on."""
         self._edits.accept(token)
 
-    def draw(self, logits: Logits, position: int) -> Draw:
-        """The token for `position` from the logits of the whole vocabulary (float32, not changed)."""
+    def draw(self, logits: Logits, position: int, within: Constraint | None = None) -> Draw:
+        """The token for `position` from the logits of the whole vocabulary (float32, not changed).
+
+        `within`: the draw is from the tokens that it allows, as if the chain saw no others.
+        """
         if logits.shape != (self._n_vocab,) or logits.dtype != np.float32:
             raise SampleError(f"expected {self._n_vocab} float32 logits, got {logits.shape} of {logits.dtype}")
         key = NoiseKey(self._seed, self._stream, position)
         edited = self._edits.edited(logits)
         chain = self._chain
+        if within is not None:
+            edited = self._within(within, edited, key)
         if self._usual is not None and self._native is not None:
             token = self._native.chain(key, edited, self._usual)
             if token is not None:
@@ -83,11 +89,7 @@ class Sampler:
         if self._is_greedy(chain):
             best = self._top(edited, 1, position).ids
             draws: tuple[Scored, ...] = self._only(best)
-        elif (
-            all(name == "temperature" for name in chain)
-            and not self._options.dynatemp_range
-            and not self._options.draws
-        ):
+        elif self._is_open(chain) and not self._options.draws:
             best = self._draw_from_all(key, edited, position)
             draws = ()
         else:
@@ -134,7 +136,7 @@ class Sampler:
         settled = len(ids) >= self._n_vocab
         if self._edits.any or options.draws or options.logprobs or not self._is_open(self._chain):
             return None
-        scale = options.temperature if "temperature" in self._chain else 1.0
+        scale = self._scale
         largest = float(raw[0])
         with np.errstate(over="ignore"):
             best = self._best_of(key, ids, (raw.astype(np.float64) - largest) / scale, 1)
@@ -143,6 +145,16 @@ class Sampler:
             if len(np.setdiff1d(noise.outsiders(key, self._n_vocab, needed), ids)):
                 return None
         return Draw(int(best.ids[0]), None, (), ())
+
+    def _within(self, constraint: Constraint, logits: Logits, key: NoiseKey) -> Logits:
+        """`logits` with those that matter of the allowed tokens; -inf elsewhere."""
+        options, chain = self._options, self._chain
+        greedy = self._is_greedy(chain)
+        if greedy or chain[:1] == ("top_k",):
+            return masked_by_rank(logits, 1 if greedy else options.top_k, constraint, self._native)
+        if self._is_open(chain) and not options.draws:
+            return masked_by_noise(logits, key, self._scale, constraint, self._native)
+        return masked(logits, constraint)
 
     # -- the chain ---------------------------------------------------------------------------------------------------
 
@@ -172,6 +184,11 @@ class Sampler:
     def _only(self, best: Ids) -> tuple[Scored, ...]:
         """The draws of a distribution that is one token."""
         return (Scored(int(best[0]), 0.0),) if self._options.draws else ()
+
+    @property
+    def _scale(self) -> float:
+        """The temperature of an open chain."""
+        return self._options.temperature if "temperature" in self._chain else 1.0
 
     def _is_open(self, chain: tuple[str, ...]) -> bool:
         """Whether the whole vocabulary stays in play under one fixed temperature."""
@@ -242,7 +259,7 @@ class Sampler:
         return best.ids, tuple(Scored(token, by_id[token] - total) for token in best.ids.tolist())
 
     def _draw_from_all(self, key: NoiseKey, logits: Logits, position: int) -> Ids:
-        scale = self._options.temperature if "temperature" in self._chain else 1.0
+        scale = self._scale
         if self._native is not None:
             found = self._native.best_of_all(key, logits, scale, 1)
             if found is not None:

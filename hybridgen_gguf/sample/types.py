@@ -70,3 +70,11 @@ class NativeSampler(Protocol):
     def exp_total(self, logits: Logits, largest: float) -> float:
         """`logits.exp_total`."""
         ...
+
+
+class Constraint(Protocol):
+    """Which tokens may come next."""
+
+    def allowed(self, ids: Ids | None) -> NDArray[np.bool_]:
+        """For each of `ids` (None: of the whole vocabulary) whether it may."""
+        ...

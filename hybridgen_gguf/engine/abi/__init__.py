@@ -2,7 +2,7 @@
 
 ggml   ggml.h, ggml-backend.h, ggml-cpu.h, ggml-rpc.h, gguf.h
 llama  llama.h
-hg     our own headers: hg.h, hg-api.h, hg-attention.h, hg-sample.h, hg-tiers.h; only our engine has them
+hg     our own headers: hg.h, hg-api.h, hg-attention.h, hg-grammar.h, hg-sample.h, hg-tiers.h; only our engine has them
 
 Knows no policy. Each table belongs to one library; `declare` gives its functions their types. The handles that they are
 declared on (`library.Library`) are ours alone, because the binding has declarations of its own on its handle.

@@ -128,6 +128,23 @@ SAMPLE_DEVICE: Table = {  # libllama
     # bool hg_sample_fetch_logits(struct llama_context * ctx, int32_t i, float * out);
     "hg_sample_fetch_logits": (c_bool, (c_void_p, c_int32, c_void_p)),
 }
+GRAMMAR: Table = {  # libllama
+    # struct hg_grammar * hg_grammar_init(const struct llama_vocab * vocab, const char * text, const char * root,
+    #                                     char * error, size_t size);
+    "hg_grammar_init": (c_void_p, (c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)),
+    # void hg_grammar_free(struct hg_grammar * grammar);
+    "hg_grammar_free": (None, (c_void_p,)),
+    # int32_t hg_grammar_allowed(struct hg_grammar * grammar, const int32_t * ids, int32_t n, uint8_t * allowed);
+    "hg_grammar_allowed": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
+    # int32_t hg_grammar_accept(struct hg_grammar * grammar, llama_token token);
+    "hg_grammar_accept": (c_int32, (c_void_p, c_int32)),
+    # int32_t hg_grammar_accept_text(struct hg_grammar * grammar, const char * text);
+    "hg_grammar_accept_text": (c_int32, (c_void_p, c_char_p)),
+    # bool hg_grammar_finished(const struct hg_grammar * grammar);
+    "hg_grammar_finished": (c_bool, (c_void_p,)),
+    # int32_t hg_json_schema_to_grammar(const char * schema, char * out, size_t size);
+    "hg_json_schema_to_grammar": (c_int32, (c_char_p, c_char_p, c_size_t)),
+}
 TIERS: Table = {  # libllama
     # void hg_set_kv_tiers(const struct hg_kv_tiers * tiers);
     "hg_set_kv_tiers": (None, (POINTER(KvTiers),)),
