@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .changes import changed_file, with_unused
 from .closing import Closing
 from .engine.child import Child
 from .engine.device_sample import DeviceSample
@@ -22,7 +23,7 @@ from .machine.hardware import Device, Hardware
 from .machine.probe import read_hardware
 from .machine.profile import NOT_MEASURED, with_known_rates
 from .model_file.kinds import check_writes
-from .model_file.shape import ModelShape, read_shape
+from .model_file.shape import ModelShape, shape_of
 from .model_file.split import open_model_file
 from .model_file.validation import vocabulary_problems
 from .plan import BytesOf, Draft, Limits, MemoryUse, Plan, Reason, make_plan
@@ -54,8 +55,9 @@ def prepare(
     `use_tuned`: where `limits` leave a choice, take what `hgguf tune` found. `prompt`: a text whose tokens are counted
     and added to `limits.tokens_needed`. Raises HgErrors of every kind.
     """
-    check_writes(open_model_file(path))
-    shape = read_shape(path)
+    file = changed_file(open_model_file(path), limits)
+    check_writes(file)
+    shape = shape_of(file)
     if not shape.n_layers:
         raise BadFile(f"{path} holds no language model (architecture {shape.architecture})", "see `hgguf inspect`")
     with Child(rpc) as child:
@@ -70,6 +72,7 @@ def prepare(
             for problem in vocabulary_problems(shape.file):  # our words, where we know what the engine stumbled over
                 raise BadFile(f"{path}: {problem}", "`hgguf validate` checks a file in full") from None
             raise
+        plan = with_unused(plan, limits, child.overridden)
     return Prepared(path, hardware, shape, _with_note(plan, stale), tuple(rpc))
 
 

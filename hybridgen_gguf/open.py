@@ -6,7 +6,7 @@ Invariant: nothing stays open when it raises.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .errors import UsageError
 from .generate import LanguageModel
 from .loader import Prepared, open_model, prepare
 from .plan import Limits
-from .settings import Placement
+from .settings import Adapter, Override, Placement
 
 
 def find_model(text: str, progress: Callable[[int, int], None] | None = None) -> tuple[Path, Mapping[str, float]]:
@@ -55,13 +55,31 @@ def open_prepared(
     return LanguageModel(opened, opened.model.native_sampler(), governor, border)
 
 
+def _adapters(given: Iterable[Adapter | str | tuple[str, float]]) -> tuple[Adapter, ...]:
+    """Names of files, pairs with a scale, or adapters."""
+    each = [given] if isinstance(given, str | Adapter) else given
+    return tuple(
+        a if isinstance(a, Adapter) else Adapter(str(a)) if isinstance(a, str | Path) else Adapter(*a) for a in each
+    )
+
+
+def _overrides(given: Mapping[str, Any] | Iterable[Override]) -> tuple[Override, ...]:
+    """Key → value, or overrides."""
+    return tuple(Override(key, value) for key, value in given.items()) if isinstance(given, Mapping) else tuple(given)
+
+
+_CHANGES: dict[str, Callable[[Any], Any]] = {"adapters": _adapters, "overrides": _overrides}
+
+
 def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:
     """`limits` with fields of their own, or of their placement, replaced by name."""
     own, places = Limits.__dataclass_fields__, Placement.__dataclass_fields__
     unknown = [name for name in changes if name not in own and name not in places]
     if unknown:
         raise UsageError(f"'{unknown[0]}' is not an option of load", f"one of: {', '.join([*own, *places])}")
-    fields = {name: value for name, value in changes.items() if name in own}
+    fields = {
+        name: _CHANGES[name](value) if name in _CHANGES else value for name, value in changes.items() if name in own
+    }
     kept = replace(limits, **fields)
     placement = {name: value for name, value in changes.items() if name in places}
     return replace(kept, placement=replace(kept.placement, **placement))

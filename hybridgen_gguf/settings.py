@@ -16,6 +16,7 @@ NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}  # enum ggml_numa_strategy
 KV_POLICIES = {"fill": 0, "recent": 1}  # enum hg_kv_policy (include/hg-tiers.h)
 #: cells of the KV cache: the engine rounds contexts and windows up to this, and attends to whole steps
 CELL_STEP = 256
+LONGEST_OVERRIDE = 127  # bytes of a key or a text of struct llama_model_kv_override
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -105,11 +106,58 @@ def _either(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """An adapter (LoRA) over a model's weights: W + scale * alpha / rank * B A."""
+
+    path: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value of the file's metadata that is other than in the file. Text of at most 127 bytes."""
+
+    key: str
+    value: bool | int | float | str
+
+    @property
+    def type(self) -> str:
+        """As llama.cpp's --override-kv spells it."""
+        return type(self.value).__name__
+
+    def __str__(self) -> str:
+        shown = str(self.value).lower() if isinstance(self.value, bool) else str(self.value)
+        return f"{self.key}={self.type}:{shown}"
+
+
+ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions other than the model's; None: as the model says. `freq_scale`: positions are multiplied by it.
+
+    `orig_ctx` (tokens), `ext_factor`, `attn_factor`, `beta_slow`, `beta_fast` belong to YaRN (arXiv 2309.00071).
+    """
+
+    scaling: str | None = None
+    freq_base: float | None = None
+    freq_scale: float | None = None
+    orig_ctx: int | None = None
+    ext_factor: float | None = None
+    attn_factor: float | None = None
+    beta_slow: float | None = None
+    beta_fast: float | None = None
+
+
+@dataclass(frozen=True)
 class ModelSettings:
-    """How weights are loaded."""
+    """How weights are loaded, and with what changes."""
 
     n_gpu_layers: int = 0
     placement: Placement = Placement()
+    adapters: tuple[Adapter, ...] = ()
+    overrides: tuple[Override, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,12 +177,27 @@ class ContextSettings:
     threads_batch: int = 1
     n_outputs: int = 0
     placement: Placement = Placement()
+    rope: Rope = Rope()
 
     @property
     def tiers(self) -> Tiers | None:
         """The two memories of KV; None also where the device's cells are enough for all tokens."""
         tiers = self.placement.tiers
         return tiers if tiers is not None and tiers.cells < self.n_ctx else None
+
+
+def model_settings_of(stored: Mapping[str, Any]) -> ModelSettings:
+    """ModelSettings that came as JSON."""
+    placement = placement_of(stored["placement"])
+    adapters = tuple(Adapter(**adapter) for adapter in stored.get("adapters", ()))
+    overrides = tuple(Override(**override) for override in stored.get("overrides", ()))
+    return ModelSettings(stored["n_gpu_layers"], placement, adapters, overrides)
+
+
+def context_settings_of(stored: Mapping[str, Any]) -> ContextSettings:
+    """ContextSettings that came as JSON."""
+    placement, rope = placement_of(stored["placement"]), Rope(**stored.get("rope", {}))
+    return ContextSettings(**{**stored, "placement": placement, "rope": rope})
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ llama_flags  llama.cpp's flags that are not ours
 slips      what went wrong, in our words
 options/   every flag, once
 arguments  flags → Limits, SampleOptions, a question
+changes    flags that change the model
 config     the configuration file
 show       stdout, stderr, tables, progress
 run        run, plan, bench

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,6 +21,7 @@ from ..plan import GOALS, Limits
 from ..plan.buffers import EXPERTS, tensor_pattern
 from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement, Tiers, name_patterns
 from ..units import format_size, parse_size
+from .changes import adapters_of, overrides_of, rope_of
 from .options import PlaceFlags, PromptFlags, SampleFlags
 
 _LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
@@ -68,6 +70,9 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         strict=flags.strict,
         goal=_one_of("--goal", flags.goal, GOALS),
         depth=flags.depth,
+        adapters=adapters_of(flags),
+        overrides=overrides_of(flags.override_kv),
+        rope=rope_of(flags),
     )
     if flags.numa is not None:
         _one_of("--numa", flags.numa, NUMA)
@@ -236,12 +241,14 @@ def _merged_tiers(limits: Limits, saved: Tiers | None) -> tuple[Limits, Tiers | 
 
 @dataclass(frozen=True)
 class Question:
-    """What to ask: a prompt and perhaps a system message; and what ends the answer."""
+    """What to ask: a prompt and perhaps a system message; and what ends the answer and what form it has."""
 
     text: str
     system: str | None
     raw: bool
     stops: tuple[str, ...]
+    grammar: str | None = None
+    json_schema: str | None = None
 
 
 def question_of(flags: PromptFlags) -> Question:
@@ -258,7 +265,48 @@ def question_of(flags: PromptFlags) -> Question:
     if not text:
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
     stops = tuple(typed_text(stop, errors="surrogateescape") for stop in flags.stop or ())
-    return Question(text, None if flags.system is None else typed_text(flags.system), flags.raw, stops)
+    system = None if flags.system is None else typed_text(flags.system)
+    if flags.escape:
+        text, stops = unescaped(text), tuple(unescaped(stop, "surrogateescape") for stop in stops)
+        system = None if system is None else unescaped(system)
+    return Question(text, system, flags.raw, stops, *_form(flags))
+
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def unescaped(text: str, errors: str = "replace") -> str:
+    """`text` with llama.cpp's escapes (string_process_escapes) as what they stand for; others stay as they are.
+
+    `\\xHH` is a byte: several in a row can make one character of UTF-8.
+    """
+
+    def meant(match: re.Match[str]) -> bytes:
+        code, letter = match.groups()
+        return bytes((int(code, 16),)) if code else _ESCAPED.get(letter, letter).encode()
+
+    parts, end = [], 0
+    for match in _ESCAPE.finditer(text):
+        parts += [text[end : match.start()].encode("utf-8", "surrogateescape"), meant(match)]
+        end = match.end()
+    return b"".join((*parts, text[end:].encode("utf-8", "surrogateescape"))).decode("utf-8", errors)
+
+
+def _form(flags: PromptFlags) -> tuple[str | None, str | None]:
+    """The grammar and the JSON schema: at most one."""
+    given = {"--grammar": flags.grammar, "--grammar-file": flags.grammar_file, "-j": flags.json_schema,
+             "-jf": flags.json_schema_file}  # fmt: skip
+    named = [flag for flag, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+    grammar = None if flags.grammar is None else typed_text(flags.grammar)
+    schema = None if flags.json_schema is None else typed_text(flags.json_schema)
+    if flags.grammar_file is not None:
+        grammar = _text_file(flags.grammar_file, "grammar")
+    if flags.json_schema_file is not None:
+        schema = _text_file(flags.json_schema_file, "schema")
+    return grammar, schema
 
 
 def typed_text(word: str, errors: str = "replace") -> str:
@@ -268,20 +316,24 @@ def typed_text(word: str, errors: str = "replace") -> str:
 
 def _prompt_text(flags: PromptFlags) -> str:
     if flags.file is not None:
-        try:
-            with open_named(Path(flags.file), pipes=True) as file:
-                return _text_of(file, f"the prompt file {flags.file}")
-        except OSError as error:
-            raise NotFound(
-                f"the prompt file {flags.file} cannot be read: {error.strerror}", "give the name of a text file"
-            ) from None
-        except ValueError:
-            raise NotFound(f"{flags.file!a} cannot be the name of a file", "give the name of a text file") from None
+        return _text_file(flags.file, "prompt")
     if flags.prompt is not None and flags.prompt != "-":
         return typed_text(flags.prompt)
     if sys.stdin is None or (flags.prompt is None and sys.stdin.isatty()):
         raise UsageError("there is no prompt", 'give one with -p "..." or -f FILE, or pipe text in')
     return _text_of(sys.stdin.buffer, "standard input")
+
+
+def _text_file(name: str, what: str) -> str:
+    try:
+        with open_named(Path(name), pipes=True) as file:
+            return _text_of(file, f"the {what} file {name}")
+    except OSError as error:
+        raise NotFound(
+            f"the {what} file {name} cannot be read: {error.strerror}", "give the name of a text file"
+        ) from None
+    except ValueError:
+        raise NotFound(f"{name!a} cannot be the name of a file", "give the name of a text file") from None
 
 
 def _text_of(file: BinaryIO, name: str) -> str:

@@ -23,18 +23,17 @@ _SAME_AS: dict[str, tuple[str, ...]] = {
 _NO_MEANING = (
     *("-cnv", "--conversation", "-st", "--single-turn", "--warmup", "--no-warmup", "--perf", "--no-perf", "-co"),
     *("--color", "--simple-io", "--log-disable", "--no-display-prompt", "--show-timings", "--no-show-timings"),
-    *("-kvo", "--kv-offload", "--op-offload", "--no-escape", "--no-context-shift", "--log-prefix", "--no-log-prefix"),
+    *("-kvo", "--kv-offload", "--op-offload", "--no-context-shift", "--log-prefix", "--no-log-prefix"),
     *("--log-timestamps", "--no-log-timestamps", "--offline"),
 )
-_NO_MEANING_VALUE = ("--log-colors", "-lv", "--verbosity", "--log-verbosity", "--poll", "--poll-batch")
+_NO_MEANING_VALUE = ("--log-colors", "-lv", "--verbosity", "--log-verbosity", "--poll", "--poll-batch", "--keep")
 
 _SERVER = "a server is to come; `hgguf run` answers one prompt"
 _CHAT = "a chat is to come; `hgguf run` answers one prompt"
 _SPECULATIVE = "speculative decoding is to come; leave it out"
 _MEDIA = "only text goes in here; llama.cpp's llama-mtmd-cli takes pictures and sound"
-_ADAPTERS = "adapters are to come; merge it into the model with llama.cpp's llama-export-lora"
-_GRAMMAR = "grammars are to come; leave it out"
-_ROPE = "rope settings are taken from the model; leave it out"
+_VECTORS = "control vectors are to come; llama.cpp's llama-completion takes them"
+_SELF_EXTEND = "use --rope-scaling yarn with --rope-scale"
 _PINNING = "threads follow the process's CPU affinity: taskset -c 0-3 hgguf run ..."
 _CACHE = "kept KV is to come; one command reads its prompt once"
 _PROGRAM = "it belongs to another program of llama.cpp"
@@ -59,9 +58,8 @@ _ANSWERS: dict[str, str] = {
         "-cmoed -ncmoed -devd -ngld -md -lcs -lcd --lookup-* --mtp --dflash --eagle3 --*-draft-batch"
     ),
     _MEDIA: "-mm -mmu --mmproj* --no-mmproj* --image* --audio --video* --mtmd-* --tts-*",
-    _ADAPTERS: "--lora* --control-vector*",
-    _GRAMMAR: "--grammar* -j -jf --json-schema*",
-    _ROPE: "--rope-* --yarn-* -gan --grp-attn-n -gaw --grp-attn-w",
+    _VECTORS: "--control-vector*",
+    _SELF_EXTEND: "-gan --grp-attn-n -gaw --grp-attn-w",
     _PINNING: "-C --cpu-mask* -Cr --cpu-range* --cpu-strict* --prio* -Cb -Crb",
     _CACHE: (
         "--prompt-cache* --cache-prompt --no-cache-prompt -ctxcp --ctx-checkpoints --swa-* -cms "
@@ -69,11 +67,10 @@ _ANSWERS: dict[str, str] = {
     ),
     _PLAN: "-fit* --fit* -ncffn --n-cpu-ffn -lzm --lazy-mode --repack -nr --no-repack --no-host --no-op-offload",
     _OUTPUT: "--log-file --log-jsonl --no-log-jsonl -o --output* -ptc --print-token-count",
-    "tokens that must stay are kept by giving a context that is large enough (-c)": "--keep --context-shift",
+    "tokens that must stay are kept by giving a context that is large enough (-c)": "--context-shift",
     "use --json: it holds the count of tokens, and `-v` shows the plan": "--verbose-prompt --display-prompt",
     'give the text itself: -sys "$(cat FILE)"': "-sysf --system-prompt-file",
     "give the text with -f FILE": "-bf --binary-file --in-file --context-file",
-    "escapes are the shell's here: -p $'a\\nb'": "-e --escape",
     "control tokens are never shown": "-sp --special --parse-special --no-parse-special",
     "use --samplers: steps by name, separated by semicolons": "--sampler-seq --sampling-seq",
     "leave it out; use --top-k, --top-p, --min-p or --samplers": (
@@ -83,7 +80,6 @@ _ANSWERS: dict[str, str] = {
     "an embedding model is not for `run`": "--pooling --attention --embd-* --cls-*",
     "`hgguf doctor` and `hgguf engine` list what there is": "--list-devices -cl --cache-list",
     "`hgguf validate --check-tensors` reads all weights": "--check-tensors",
-    "change the file instead: it is read as it is": "--override-kv",
     "give user/repo[:QUANT], and log in with: hf auth login": "-dr --docker-repo -hft --hf-token",
     "give the name of a model; `hgguf models` lists those known": "--*-default --fim-*",
     "use --help": "--usage --completion-bash --no-bos",

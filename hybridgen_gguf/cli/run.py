@@ -142,6 +142,8 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     options = GenerateOptions(
         max_tokens=None if ask.predict < 0 else ask.predict,
         stop=question.stops,
+        grammar=question.grammar,
+        json_schema=question.json_schema,
         seed=seed,
         ignore_end=ask.ignore_eos,
         reasoning_budget=thinking.budget,
@@ -152,6 +154,7 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     try:
         needed, text = _sized(question, ask.predict, place.ctx_size is not None)
         prepared = _prepare(path, place, needed, prompt=text)
+        _check_form(prepared, options, strict=place.strict)
         if output.dry_run:
             _print_plan(prepared.plan, output.json, explain=output.verbose or output.explain)
             return 0
@@ -161,6 +164,17 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     finally:
         if renderer is not None:
             renderer.close()
+
+
+def _check_form(prepared: Prepared, options: GenerateOptions, *, strict: bool) -> None:
+    """Compiles the grammar, if one was given, before any weight is read."""
+    if options.grammar is None and options.schema_text is None:
+        return
+    from ..grammar import checked
+
+    rules = checked(prepared.shape.file.path, options.grammar, options.schema_text)
+    if strict and rules.without_effect:
+        raise UsageError(f"of the JSON schema, {rules.without_effect[0]} has no effect", "leave it out, or --strict")
 
 
 def _encode(

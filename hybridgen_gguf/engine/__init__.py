@@ -3,6 +3,8 @@
 library        find and load the right engine, and say what it is
 abi/           C declarations that the binding does not have, each under its C line
 handles        open, use and close a model and a context; errors instead of NULL
+changes        adapters, overridden metadata, rotary positions
+grammar        grammars, and JSON schemas as grammars
 tiers          KV in two memories
 native_sample  the sampler's passes in C++; device_sample: candidates from the device
 child          the same questions in a child process, because the engine can abort

@@ -18,7 +18,7 @@ from typing import Any
 from .. import processes
 from ..closing import Closing
 from ..errors import EngineError, HgError, UsageError
-from ..settings import BufferBytes, ContextSettings, ModelSettings, placement_of
+from ..settings import BufferBytes, ContextSettings, ModelSettings, context_settings_of, model_settings_of
 from . import giving_up, refusals
 from .library import BackendDevice
 
@@ -34,6 +34,7 @@ class Child(Closing):
         self._timeout = timeout
         self._process: processes.Child | None = None
         self._log: Any = None
+        self.overridden: tuple[str, ...] = ()  # keys of --override-kv that the engine used when `memory` was asked
 
     def check(self, path: Path) -> str | None:
         """Loads header and vocabulary of `path`. The problem in one sentence, or None when the engine takes it."""
@@ -46,6 +47,7 @@ class Child(Closing):
     def memory(self, path: Path, model: ModelSettings, context: ContextSettings) -> tuple[BufferBytes, ...]:
         """Exact bytes by buffer type that opening `path` would allocate. Raises EngineError when that fails."""
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
+        self.overridden = tuple(answer["overridden"])
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
 
     def count_tokens(self, path: Path, text: str) -> int:
@@ -149,7 +151,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if path not in _walked:
             model.walk_vocabulary()
             _walked.add(path)
-        return {"buffers": [asdict(entry) for entry in context.memory_use()]}
+        return {"buffers": [asdict(e) for e in context.memory_use()], "overridden": model.overridden}
 
 
 def _compiled(path: Path, text: str, is_schema: bool) -> str:
@@ -186,12 +188,7 @@ def _lower(limit: int, value: int) -> None:
 
 def settings_from(request: dict[str, Any]) -> tuple[ModelSettings, ContextSettings]:
     """The settings of a request that came as JSON."""
-    model, context = (_with_placement(request[name]) for name in ("model", "context"))
-    return ModelSettings(**model), ContextSettings(**context)
-
-
-def _with_placement(settings: dict[str, Any]) -> dict[str, Any]:
-    return settings | {"placement": placement_of(settings["placement"])}
+    return model_settings_of(request["model"]), context_settings_of(request["context"])
 
 
 def main(rpc: Sequence[str]) -> None:

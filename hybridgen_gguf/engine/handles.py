@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..closing import Closing
 from ..errors import DoesNotFit, EngineError, HgError, UsageError
 from ..settings import FLASH_ATTENTION, KV_TYPES, NUMA, SPLIT_MODES, BufferBytes, ContextSettings, ModelSettings
-from . import forking, giving_up, log, refusals
+from . import changes, forking, giving_up, log, refusals
 from .abi.hg import MemoryEntry
 from .abi.llama import TensorOverride
 from .device_sample import DeviceSample
@@ -76,14 +76,19 @@ class Model(Closing):
         self._kept: list[object] = []  # memory that the engine reads during the load
         parameters = self._parameters(settings, vocab_only, no_alloc, progress)
         log.lines.clear()
+        log.overrides.clear()
         self.handle: Any = self.api.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self.handle:
             hint = "the engine may not take the patterns of -ot" if settings.placement.overrides else ""
             why = log.last_error()
             hint = hint or (refusals.refusal_of(why).hint if why else "")
             raise _failed(f"the engine cannot load {path}", why or "it does not say why", hint)
+        self.overridden = changes.overridden(settings.overrides)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
+        self.adapters: tuple[Any, ...] = ()
+        if not vocab_only:
+            self._load_adapters()
 
     def _parameters(
         self, settings: ModelSettings, vocab_only: bool, no_alloc: bool, progress: Callable[[float], bool] | None
@@ -103,11 +108,28 @@ class Model(Closing):
             parameters.devices = ctypes.cast(self._devices(settings.placement.devices), ctypes.c_void_p)
         if patterns := settings.placement.patterns:
             parameters.tensor_buft_overrides = ctypes.cast(self._overrides(patterns), ctypes.c_void_p)
+        if settings.overrides:
+            array = changes.override_array(self.api, settings.overrides)
+            self._kept.append(array)
+            parameters.kv_overrides = ctypes.cast(array, ctypes.POINTER(self.api.llama_model_kv_override))
         if progress is not None:
             callback = self.api.llama_progress_callback(lambda share, _data: progress(share))
             self._kept.append(callback)
             parameters.progress_callback = callback
         return parameters
+
+    def _load_adapters(self) -> None:
+        """The engine frees them with the model. A context sees those that were loaded before it was made."""
+        try:
+            self.adapters = tuple(changes.load_adapter(self.api, self.handle, a) for a in self.settings.adapters)
+        except BaseException:
+            self.close()
+            raise
+
+    def adapter_bytes(self) -> tuple[BufferBytes, ...]:
+        """What the adapters take, by device. Empty on an engine without our patches."""
+        devices = self.layer_devices() if self.adapters else ()
+        return changes.adapter_bytes(self.settings, devices) if devices else ()
 
     def _devices(self, names: Sequence[str]) -> Any:
         handles = [self.library.ggml.ggml_backend_dev_by_name(name.encode()) for name in names]
@@ -313,12 +335,16 @@ class Context(Closing):
         parameters.offload_kqv = settings.placement.kv_offload
         parameters.swa_full = False  # windowed layers keep their window alone, as llama.cpp's own programs do
         parameters.n_threads, parameters.n_threads_batch = settings.threads, settings.threads_batch
+        changes.set_rope(parameters, settings.rope)
         log.lines.clear()
         with pending(model.library, _tiers_of(settings)) as asked:
             self.handle: Any = self.api.llama_init_from_model(model.handle, parameters)
         self.tier_note = asked.note
         if not self.handle:
             raise _failed(f"the engine cannot make a context of {settings.n_ctx} tokens", log.last_error())
+        if model.adapters and changes.set_adapters(self.api, self.handle, model):
+            self.close()
+            raise _failed("the engine cannot apply the adapters", log.last_error())
         self.n_ctx = int(self.api.llama_n_ctx(self.handle))
         self._memory = self.api.llama_get_memory(self.handle)
         self._window = int(self.api.llama_model_n_swa(model.handle))
@@ -392,10 +418,11 @@ class Context(Closing):
             return ()
         entries = (MemoryEntry * 32)()
         count = self.model.library.llama.hg_memory(self.handle, entries, len(entries))
-        return tuple(
+        buffers = tuple(
             BufferBytes(e.buffer_type.decode(), e.device.decode(), bool(e.is_host), e.model, e.context, e.compute)
             for e in entries[:count]
         )
+        return buffers + self.model.adapter_bytes()
 
     def device_sample(self, count: int, probabilities: bool = False) -> DeviceSample:
         """The `count` largest logits of each decode, found on the device. Raises EngineError when that cannot be."""

@@ -16,6 +16,7 @@ _NO_MEMORY = re.compile(r"allocat|reserve|KV tiers: .*(gave no|available)")
 _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUED = 3, 4, 5
 
 lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
+overrides: deque[str] = deque(maxlen=KEPT)  # what the loader says about --override-kv; cleared by who asks
 _callback: Any = None  # the library holds only a pointer, so the object must stay alive here
 _echo = False
 _listener: Callable[[str], None] | None = None
@@ -27,6 +28,8 @@ def _keep(level: int, text: bytes, _data: object) -> None:
         sys.stderr.write(line)
     if _listener is not None:
         _listener(line)
+    if "metadata override" in line:
+        overrides.append(line)
     if level == _LEVEL_CONTINUED and lines:
         level, start = lines.pop()
         line = start + line

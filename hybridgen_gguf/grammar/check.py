@@ -24,6 +24,7 @@ from .schema import LONGEST, prepared
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
 
+_TOO_COMPLEX = "too deep or too complex"
 _UNDEFINED = "Undefined rule identifier "
 
 
@@ -72,7 +73,8 @@ def checked(path: Path, grammar: str | None, schema: str | None) -> Checked:
         try:
             rules = Checked(child.grammar(path, text, is_schema=schema is not None), lost)
         except (UsageError, SampleError) as error:
-            raise (schema_problem(error.what) if schema is not None else grammar_problem(error.what, text)) from None
+            why = _TOO_COMPLEX if isinstance(error, SampleError) else error.what
+            raise (schema_problem(why) if schema is not None else grammar_problem(why, text)) from None
     for words in lost:
         warnings.warn(f"the JSON schema has words without an effect here: {words}", stacklevel=3)
     return rules

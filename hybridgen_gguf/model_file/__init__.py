@@ -6,6 +6,7 @@ split        a model in several files
 foreign      what a file is that is no GGUF
 layers       heads, windows and experts of each layer
 shape        ModelShape: layers, tensor groups, bytes
+adapter      whether a LoRA fits a model
 kinds        which models write no text
 inspection   what `inspect` shows
 validation   what `validate` finds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -35,6 +35,11 @@ class ModelFile:
     @property
     def metadata(self) -> Mapping[str, Value]:
         return self.headers[0].metadata
+
+    def with_metadata(self, values: Mapping[str, Value]) -> ModelFile:
+        """The same with some values other than in the file."""
+        first = replace(self.headers[0], metadata={**self.metadata, **values})
+        return ModelFile(self.paths, (first, *self.headers[1:]))
 
     @cached_property
     def tensors(self) -> tuple[TensorInfo, ...]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from ..errors import UsageError
 from ..model_file.shape import ModelShape
 from ..model_file.types import ggml_type
-from ..settings import CELL_STEP
+from ..settings import CELL_STEP, ROPE_SCALING, Rope
 from .types import GOALS, Limits
 
+_LARGEST_ROPE = 1e9  # beyond, float32 holds no positions
 _MOST_TOKENS, _MOST_BATCH, _MOST_THREADS = (1 << 31) - CELL_STEP, 1 << 20, 1024  # the engine's counts are 32 bits
 
 
 def check_limits(shape: ModelShape, limits: Limits) -> None:
     """Raises UsageError for the first setting that cannot be."""
     _check_counts(limits)
+    _check_rope(limits.rope)
     if limits.depth is not None and limits.depth < 0:
         raise UsageError(f"--depth {limits.depth} is out of range", "give the tokens expected in the context")
     if limits.goal not in GOALS:
@@ -32,6 +34,19 @@ def check_limits(shape: ModelShape, limits: Limits) -> None:
             raise UsageError(
                 f"{flag} {type_name} stores blocks of {block} values, and this model's heads have {head}",
                 f"use {flag} f16",
+            )
+
+
+def _check_rope(rope: Rope) -> None:
+    if rope.scaling is not None and rope.scaling not in ROPE_SCALING:
+        raise UsageError(f"--rope-scaling {rope.scaling} is not known", f"one of: {', '.join(ROPE_SCALING)}")
+    above, least = ("freq_base", "freq_scale"), ("orig_ctx", "ext_factor", "attn_factor", "beta_slow", "beta_fast")
+    for name in (*above, *least):
+        value = getattr(rope, name)
+        flag = f"--{'rope' if name in above else 'yarn'}-{name.replace('_', '-')}"
+        if value is not None and (not 0 <= value <= _LARGEST_ROPE or (name in above and value < 1 / _LARGEST_ROPE)):
+            raise UsageError(
+                f"{flag} {value:g} is out of range", f"give {'more than 0' if name in above else '0 or more'}"
             )
 
 

@@ -26,6 +26,7 @@ def _idle(given: Given) -> Iterator[str]:
     for pattern in idle_patterns([tensor.name for tensor in given.shape.file.tensors], fixed.overrides):
         flag = f"-ncmoe (pattern {pattern})" if pattern.endswith(EXPERTS) else f"-ot {pattern}"
         yield f"{flag} has no effect: it matches no tensor of this model"
+    yield from _idle_rope(given)
     if given.may_use_devices:
         return
     if fixed.tensor_split:
@@ -34,3 +35,15 @@ def _idle(given: Given) -> Iterator[str]:
         yield f"-mg {fixed.main_gpu} has no effect: no device is used"
     if fixed.split_mode != plain.split_mode:
         yield f"-sm {fixed.split_mode} has no effect: no device is used"
+
+
+def _idle_rope(given: Given) -> Iterator[str]:
+    rope, known = given.limits.rope, given.shape.file.metadata
+    scaling = rope.scaling or str(known.get(f"{given.shape.architecture}.rope.scaling.type", "linear"))
+    if scaling == "none" and rope.freq_scale is not None:
+        yield f"--rope-freq-scale {rope.freq_scale:g} has no effect: positions are not scaled (--rope-scaling none)"
+    if rope.ext_factor or (scaling == "yarn" and rope.ext_factor is None):
+        return
+    for name in ("orig_ctx", "beta_slow", "beta_fast"):
+        if (value := getattr(rope, name)) is not None:
+            yield f"--yarn-{name.replace('_', '-')} {value:g} has no effect without --rope-scaling yarn"

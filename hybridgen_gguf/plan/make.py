@@ -76,8 +76,9 @@ def _first_draft(given: Given, notes: Notes) -> Draft:
         threads_batch=threads_batch,
         n_outputs=limits.n_outputs,
         placement=limits.placement,
+        rope=limits.rope,
     )
-    return Draft(ModelSettings(0, limits.placement), context)
+    return Draft(ModelSettings(0, limits.placement, limits.adapters, limits.overrides), context)
 
 
 def _batches(limits: Limits) -> tuple[int, int]:
@@ -93,6 +94,8 @@ def _wanted_context(given: Given, notes: Notes) -> int:
     """The context before memory is looked at."""
     limits = given.limits
     trained = given.shape.n_ctx_train or DEFAULT_CONTEXT
+    if limits.rope.freq_scale:
+        trained = round(trained / limits.rope.freq_scale)
     if limits.n_ctx is not None:
         n_ctx = round_up(limits.n_ctx, CELL_STEP)
         step = f", rounded up from {limits.n_ctx} to the engine's step of {CELL_STEP}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from ..settings import ContextSettings, ModelSettings, Placement, Tiers
+from ..settings import Adapter, ContextSettings, ModelSettings, Override, Placement, Rope, Tiers
 
 ANSWER_TOKENS = 256  # of the goal `mixed`, after a prompt of the expected depth
 #: what a plan is to be fast at: decode, prefill, or a prompt of the expected depth and an answer of ANSWER_TOKENS
@@ -30,7 +30,7 @@ class Limits:
     `kv_policy`, `kv_cpu_tokens`, `kv_share`: how those are used (settings.Tiers). `vram` 0: the CPU alone.
     `stock_only`: plan nothing that stock llama.cpp cannot do. `strict`: settings without an effect are an error.
     `n_outputs`: tokens of a micro-batch whose logits are wanted; a prompt needs its last one's, and those of a whole
-    micro-batch would take some 300 MB of the device.
+    micro-batch would take some 300 MB of the device. `adapters`, `overrides`, `rope`: changes to the model.
     """
 
     n_ctx: int | None = None
@@ -56,6 +56,9 @@ class Limits:
     kv_share: float | None = None
     stock_only: bool = False
     strict: bool = False
+    adapters: tuple[Adapter, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    rope: Rope = field(default_factory=Rope)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class Draft:
     def with_placement(self, placement: Placement, n_gpu_layers: int | None = None) -> Self:
         """The same with weights and KV elsewhere. `n_gpu_layers` None: as many as before."""
         layers = self.model.n_gpu_layers if n_gpu_layers is None else n_gpu_layers
-        return replace(self, model=ModelSettings(layers, placement), context=replace(self.context, placement=placement))
+        model = replace(self.model, n_gpu_layers=layers, placement=placement)
+        return replace(self, model=model, context=replace(self.context, placement=placement))
 
     def with_layers(self, n_gpu_layers: int) -> Self:
         return replace(self, model=replace(self.model, n_gpu_layers=n_gpu_layers))
@@ -163,6 +167,7 @@ class Plan(Draft):
             "batch": {"n_batch": context.n_batch, "n_ubatch": context.n_ubatch},
             "flash_attention": context.flash_attention,
             **placement_json(self.placement),
+            **changes_json(self.model, context),
             "bytes": {"device": self.bytes_device, "host": self.bytes_host},
             "predicted": None if self.predicted is None else asdict(self.predicted),
             "reasons": [asdict(reason) for reason in self.reasons],
@@ -184,8 +189,31 @@ class Plan(Draft):
         arguments += ["-sm", place.split_mode] if place.split_mode != "layer" else []
         arguments += ["-mg", str(place.main_gpu)] if place.main_gpu else []
         # --mlock and --no-mmap became values of --load-mode; mmap alone is its default.
+        arguments += change_arguments(self.model, context)
         mode = _LOAD_MODES[place.use_mmap, place.use_mlock]
         return (*arguments, "-lm", mode) if mode != "mmap" else tuple(arguments)
+
+
+def changes_json(model: ModelSettings, context: ContextSettings) -> dict[str, Any]:
+    """What is changed of the model, as a plan's JSON has it; nothing where nothing is."""
+    found: dict[str, Any] = {"adapters": [asdict(adapter) for adapter in model.adapters]}
+    found["override_kv"] = [str(override) for override in model.overrides]
+    found["rope"] = {name: value for name, value in asdict(context.rope).items() if value is not None}
+    return {name: value for name, value in found.items() if value}
+
+
+def change_arguments(model: ModelSettings, context: ContextSettings) -> list[str]:
+    """The same as flags of llama.cpp's programs."""
+    arguments: list[str] = []
+    for adapter in model.adapters:
+        arguments += ["--lora-scaled", f"{adapter.path}:{adapter.scale:g}"]
+    for override in model.overrides:
+        arguments += ["--override-kv", str(override)]
+    for name, value in asdict(context.rope).items():
+        if value is not None:
+            family = "rope" if name in ("scaling", "freq_base", "freq_scale") else "yarn"
+            arguments += [f"--{family}-{name.replace('_', '-')}", str(value)]
+    return arguments
 
 
 #: a tier's key in a plan's JSON: the field of Tiers

@@ -5,6 +5,7 @@ Invariant: a flag defined here appears in `--help`, in docs/cli.md and in the co
 
 spread   how a flag is declared, and how a command takes groups of them
 model    which model
+change   what of the model is other than in its file
 place    what lies and runs where
 prompt   what to ask, whether to think, when to stop
 sample   how a token is chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from .change import ChangeFlags
 from .spread import flag, plain
 
 PLACE = "Placement and memory"
@@ -15,7 +16,7 @@ Rpc = Annotated[
 
 
 @dataclass(frozen=True)
-class PlaceFlags:
+class PlaceFlags(ChangeFlags):
     """What the user allows or fixes; what is left unset, the planner chooses."""
 
     ctx_size: Annotated[int | None, flag(PLACE, "Context in tokens.", "-c", "--ctx-size", llama="CTX_SIZE")] = None

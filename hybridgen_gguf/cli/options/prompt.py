@@ -50,6 +50,34 @@ class PromptFlags:
         ),
     ] = None
     ignore_eos: Annotated[bool, plain(WRITE, "Go on after the model's end token.", "--ignore-eos")] = False
+    escape: Annotated[
+        bool,
+        plain(
+            WRITE,
+            r"Turn \n, \t, \xHH and the like in prompt, system message and stop texts into characters.",
+            "-e",
+            "--escape/--no-escape",
+        ),
+    ] = False
+    grammar: Annotated[
+        str | None, plain(WRITE, "The answer is a text of this grammar (GBNF).", "--grammar", metavar="GBNF")
+    ] = None
+    grammar_file: Annotated[
+        str | None, plain(WRITE, "The same, read from a file.", "--grammar-file", metavar="FILE")
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        plain(
+            WRITE,
+            "The answer is JSON of this schema; {} is any JSON. References to elsewhere are not fetched.",
+            "-j",
+            "--json-schema",
+            metavar="SCHEMA",
+        ),
+    ] = None
+    json_schema_file: Annotated[
+        str | None, plain(WRITE, "The same, read from a file.", "-jf", "--json-schema-file", metavar="FILE")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""What a user changes of a model (adapters, metadata): whether it can be, before the engine is asked, and whether it was.
+
+Knows headers and limits; no engine. Invariant: an override of another type than the file's never reaches the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .errors import UsageError
+from .model_file.adapter import check_adapter
+from .model_file.split import ModelFile
+from .plan import Limits, Plan
+from .settings import LONGEST_OVERRIDE
+
+
+def changed_file(file: ModelFile, limits: Limits) -> ModelFile:
+    """The model's header with the values that `limits` override. Raises UsageError, and BadFile for an adapter."""
+    for override in limits.overrides:
+        known = file.metadata.get(override.key)
+        if known is not None and type(known) is not type(override.value):
+            kind = type(known).__name__ if isinstance(known, bool | int | float | str) else "a list"
+            raise UsageError(f"--override-kv {override}: {override.key} is {kind} in the file", "give that type")
+        if len(override.key.encode()) > LONGEST_OVERRIDE or len(str(override.value).encode()) > LONGEST_OVERRIDE:
+            raise UsageError(f"--override-kv {override.key} is too long", f"at most {LONGEST_OVERRIDE} bytes")
+    for adapter in limits.adapters:
+        check_adapter(adapter.path, file)
+    return file.with_metadata({o.key: o.value for o in limits.overrides}) if limits.overrides else file
+
+
+def with_unused(plan: Plan, limits: Limits, used: Sequence[str]) -> Plan:
+    """The plan with a warning for each override that the engine did not look at; an error where limits are strict."""
+    unused = [f"--override-kv {o} has no effect: the engine reads no such key" for o in limits.overrides]
+    unused = [text for text, o in zip(unused, limits.overrides, strict=True) if o.key not in used]
+    if unused and limits.strict:
+        raise UsageError(unused[0], "leave it out, or leave out --strict")
+    return replace(plan, warnings=(*plan.warnings, *unused)) if unused else plan
