@@ -1,4 +1,4 @@
-"""What a user changes of a model (adapters, metadata): whether it can be, before the engine is asked, and whether it was.
+"""What a user changes of a model (adapters, metadata): whether it can be, before the engine is asked, and was it used.
 
 Knows headers and limits; no engine. Invariant: an override of another type than the file's never reaches the engine.
 """
@@ -17,7 +17,7 @@ from .settings import LONGEST_OVERRIDE
 
 def changed_file(file: ModelFile, limits: Limits) -> ModelFile:
     """The model's header with the values that `limits` override. Raises UsageError, and BadFile for an adapter."""
-    for override in limits.overrides:
+    for override in limits.override_kv:
         known = file.metadata.get(override.key)
         if known is not None and type(known) is not type(override.value):
             kind = type(known).__name__ if isinstance(known, bool | int | float | str) else "a list"
@@ -26,13 +26,13 @@ def changed_file(file: ModelFile, limits: Limits) -> ModelFile:
             raise UsageError(f"--override-kv {override.key} is too long", f"at most {LONGEST_OVERRIDE} bytes")
     for adapter in limits.adapters:
         check_adapter(adapter.path, file)
-    return file.with_metadata({o.key: o.value for o in limits.overrides}) if limits.overrides else file
+    return file.with_metadata({o.key: o.value for o in limits.override_kv}) if limits.override_kv else file
 
 
 def with_unused(plan: Plan, limits: Limits, used: Sequence[str]) -> Plan:
     """The plan with a warning for each override that the engine did not look at; an error where limits are strict."""
-    unused = [f"--override-kv {o} has no effect: the engine reads no such key" for o in limits.overrides]
-    unused = [text for text, o in zip(unused, limits.overrides, strict=True) if o.key not in used]
+    unused = [f"--override-kv {o} has no effect: the engine reads no such key" for o in limits.override_kv]
+    unused = [text for text, o in zip(unused, limits.override_kv, strict=True) if o.key not in used]
     if unused and limits.strict:
         raise UsageError(unused[0], "leave it out, or leave out --strict")
     return replace(plan, warnings=(*plan.warnings, *unused)) if unused else plan

@@ -68,7 +68,7 @@ def _overrides(given: Mapping[str, Any] | Iterable[Override]) -> tuple[Override,
     return tuple(Override(key, value) for key, value in given.items()) if isinstance(given, Mapping) else tuple(given)
 
 
-_CHANGES: dict[str, Callable[[Any], Any]] = {"adapters": _adapters, "overrides": _overrides}
+_CHANGES: dict[str, Callable[[Any], Any]] = {"adapters": _adapters, "override_kv": _overrides}
 
 
 def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:

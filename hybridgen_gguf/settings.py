@@ -157,7 +157,7 @@ class ModelSettings:
     n_gpu_layers: int = 0
     placement: Placement = Placement()
     adapters: tuple[Adapter, ...] = ()
-    overrides: tuple[Override, ...] = ()
+    override_kv: tuple[Override, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def model_settings_of(stored: Mapping[str, Any]) -> ModelSettings:
     """ModelSettings that came as JSON."""
     placement = placement_of(stored["placement"])
     adapters = tuple(Adapter(**adapter) for adapter in stored.get("adapters", ()))
-    overrides = tuple(Override(**override) for override in stored.get("overrides", ()))
+    overrides = tuple(Override(**override) for override in stored.get("override_kv", ()))
     return ModelSettings(stored["n_gpu_layers"], placement, adapters, overrides)
 
 

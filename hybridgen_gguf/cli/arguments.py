@@ -71,7 +71,7 @@ def limits_of(flags: PlaceFlags, tokens_needed: int = 0) -> Limits:
         goal=_one_of("--goal", flags.goal, GOALS),
         depth=flags.depth,
         adapters=adapters_of(flags),
-        overrides=overrides_of(flags.override_kv),
+        override_kv=overrides_of(flags.override_kv),
         rope=rope_of(flags),
     )
     if flags.numa is not None:

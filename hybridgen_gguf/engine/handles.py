@@ -83,7 +83,7 @@ class Model(Closing):
             why = log.last_error()
             hint = hint or (refusals.refusal_of(why).hint if why else "")
             raise _failed(f"the engine cannot load {path}", why or "it does not say why", hint)
-        self.overridden = changes.overridden(settings.overrides)
+        self.overridden = changes.overridden(settings.override_kv)
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         self.n_vocab = int(self.api.llama_vocab_n_tokens(self.vocab))
         self.adapters: tuple[Any, ...] = ()
@@ -108,8 +108,8 @@ class Model(Closing):
             parameters.devices = ctypes.cast(self._devices(settings.placement.devices), ctypes.c_void_p)
         if patterns := settings.placement.patterns:
             parameters.tensor_buft_overrides = ctypes.cast(self._overrides(patterns), ctypes.c_void_p)
-        if settings.overrides:
-            array = changes.override_array(self.api, settings.overrides)
+        if settings.override_kv:
+            array = changes.override_array(self.api, settings.override_kv)
             self._kept.append(array)
             parameters.kv_overrides = ctypes.cast(array, ctypes.POINTER(self.api.llama_model_kv_override))
         if progress is not None:

@@ -78,7 +78,7 @@ def _first_draft(given: Given, notes: Notes) -> Draft:
         placement=limits.placement,
         rope=limits.rope,
     )
-    return Draft(ModelSettings(0, limits.placement, limits.adapters, limits.overrides), context)
+    return Draft(ModelSettings(0, limits.placement, limits.adapters, limits.override_kv), context)
 
 
 def _batches(limits: Limits) -> tuple[int, int]:

@@ -30,7 +30,7 @@ class Limits:
     `kv_policy`, `kv_cpu_tokens`, `kv_share`: how those are used (settings.Tiers). `vram` 0: the CPU alone.
     `stock_only`: plan nothing that stock llama.cpp cannot do. `strict`: settings without an effect are an error.
     `n_outputs`: tokens of a micro-batch whose logits are wanted; a prompt needs its last one's, and those of a whole
-    micro-batch would take some 300 MB of the device. `adapters`, `overrides`, `rope`: changes to the model.
+    micro-batch would take some 300 MB of the device. `adapters`, `override_kv`, `rope`: changes to the model.
     """
 
     n_ctx: int | None = None
@@ -57,7 +57,7 @@ class Limits:
     stock_only: bool = False
     strict: bool = False
     adapters: tuple[Adapter, ...] = ()
-    overrides: tuple[Override, ...] = ()
+    override_kv: tuple[Override, ...] = ()
     rope: Rope = field(default_factory=Rope)
 
 
@@ -197,7 +197,7 @@ class Plan(Draft):
 def changes_json(model: ModelSettings, context: ContextSettings) -> dict[str, Any]:
     """What is changed of the model, as a plan's JSON has it; nothing where nothing is."""
     found: dict[str, Any] = {"adapters": [asdict(adapter) for adapter in model.adapters]}
-    found["override_kv"] = [str(override) for override in model.overrides]
+    found["override_kv"] = [str(override) for override in model.override_kv]
     found["rope"] = {name: value for name, value in asdict(context.rope).items() if value is not None}
     return {name: value for name, value in found.items() if value}
 
@@ -207,7 +207,7 @@ def change_arguments(model: ModelSettings, context: ContextSettings) -> list[str
     arguments: list[str] = []
     for adapter in model.adapters:
         arguments += ["--lora-scaled", f"{adapter.path}:{adapter.scale:g}"]
-    for override in model.overrides:
+    for override in model.override_kv:
         arguments += ["--override-kv", str(override)]
     for name, value in asdict(context.rope).items():
         if value is not None:
