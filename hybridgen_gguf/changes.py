@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .errors import UsageError
+from .errors import BadFile, UsageError
 from .model_file.adapter import check_adapter
+from .model_file.shape import shape_of
 from .model_file.split import ModelFile
 from .plan import Limits, Plan
-from .settings import LONGEST_OVERRIDE
+from .settings import LONGEST_OVERRIDE, Override
 
 
 def changed_file(file: ModelFile, limits: Limits) -> ModelFile:
@@ -26,7 +27,17 @@ def changed_file(file: ModelFile, limits: Limits) -> ModelFile:
             raise UsageError(f"--override-kv {override.key} is too long", f"at most {LONGEST_OVERRIDE} bytes")
     for adapter in limits.adapters:
         check_adapter(adapter.path, file)
-    return file.with_metadata({o.key: o.value for o in limits.override_kv}) if limits.override_kv else file
+    return _overridden(file, limits.override_kv) if limits.override_kv else file
+
+
+def _overridden(file: ModelFile, overrides: Sequence[Override]) -> ModelFile:
+    changed = file.with_metadata({override.key: override.value for override in overrides})
+    try:
+        shape_of(changed)
+    except BadFile as error:
+        shape_of(file)  # a file that is bad by itself is named as that
+        raise UsageError(f"with --override-kv, {error.what}", "give a value that the model can have") from None
+    return changed
 
 
 def with_unused(plan: Plan, limits: Limits, used: Sequence[str]) -> Plan:

@@ -85,7 +85,10 @@ def _split(flag: str, texts: Sequence[str] | None) -> list[str]:
     parts: list[str] = []
     for text in texts or ():
         whole = flag != "--override-kv" and Path(text.rpartition(":")[0] or text).is_file()
-        parts += [text] if whole else next(csv.reader([text]), [])
+        try:
+            parts += [text] if whole else next(csv.reader([text]), [""])
+        except csv.Error:
+            raise UsageError(f"{flag} {text!a} is not a list", "separate its parts by commas") from None
     if "" in parts:
         raise UsageError(f"{flag} holds an empty part", "leave it out")
     return parts

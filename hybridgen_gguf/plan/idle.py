@@ -43,6 +43,8 @@ def _idle_rope(given: Given) -> Iterator[str]:
     if scaling == "none" and rope.freq_scale is not None:
         yield f"--rope-freq-scale {rope.freq_scale:g} has no effect: positions are not scaled (--rope-scaling none)"
     if rope.ext_factor or (scaling == "yarn" and rope.ext_factor is None):
+        if rope.attn_factor is not None:  # llama_context's constructor sets it anew
+            yield f"--yarn-attn-factor {rope.attn_factor:g} has no effect with YaRN, which has one of its own"
         return
     for name in ("orig_ctx", "beta_slow", "beta_fast"):
         if (value := getattr(rope, name)) is not None:
