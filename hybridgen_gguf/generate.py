@@ -266,6 +266,8 @@ class LanguageModel(Closing):
         model, marks = self.opened, prompt.style.marks
         opening = None if marks is None else token_at_start(model.vocabulary, marks.open)
         rules = checked(model.model.path, options.grammar, options.schema_text)
+        for words in rules.without_effect:
+            warnings.warn(f"of the JSON schema, {words} has no effect", stacklevel=2)
         return rules.guard(model.model, model.vocabulary, ends.tokens, opening, ignore_end=options.ignore_end)
 
     def _draw(self, sampler: Sampler, device: DeviceSample | None, within: Guard | None) -> Draw:

@@ -1,4 +1,4 @@
-"""Rotary settings and overridden metadata: the logits that float64 gives, one meaning however it is said, idle ones named."""
+"""Rotary settings and overridden metadata: the logits of float64, one meaning however it is said, idle ones named."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     try:
         needed, text = _sized(question, ask.predict, place.ctx_size is not None)
         prepared = _prepare(path, place, needed, prompt=text)
-        _check_form(prepared, options, strict=place.strict)
+        options = _with_rules(prepared, options, strict=place.strict)
         if output.dry_run:
             _print_plan(prepared.plan, output.json, explain=output.verbose or output.explain)
             return 0
@@ -166,15 +166,19 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
             renderer.close()
 
 
-def _check_form(prepared: Prepared, options: GenerateOptions, *, strict: bool) -> None:
-    """Compiles the grammar, if one was given, before any weight is read."""
+def _with_rules(prepared: Prepared, options: GenerateOptions, *, strict: bool) -> GenerateOptions:
+    """The options with a grammar that was compiled before any weight is read, if a grammar or a schema was given."""
     if options.grammar is None and options.schema_text is None:
-        return
+        return options
     from ..grammar import checked
 
     rules = checked(prepared.shape.file.path, options.grammar, options.schema_text)
-    if strict and rules.without_effect:
-        raise UsageError(f"of the JSON schema, {rules.without_effect[0]} has no effect", "leave it out, or --strict")
+    told = [f"of the JSON schema, {words} has no effect" for words in rules.without_effect]
+    if strict and told:
+        raise UsageError(told[0], "leave it out, or leave out --strict")
+    for text in told:
+        show.warning(text)
+    return replace(options, grammar=rules.text, json_schema=None)
 
 
 def _encode(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -59,8 +60,9 @@ class Child(Closing):
         answer = self._ask({"do": "devices", "path": "the list of devices"})
         return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
-    def grammar(self, path: Path, text: str, *, is_schema: bool) -> str:
-        """The grammar that `text` is, or that its JSON schema stands for, compiled once for the vocabulary of `path`.
+    def grammar(self, path: Path, text: str, *, is_schema: bool) -> tuple[str, str]:
+        """The grammar that `text` is, or that its JSON schema stands for, compiled once for the vocabulary of `path`;
+        and what the converter left out of the schema, in its words.
 
         Raises UsageError in the engine's words, and for a text that costs the child more than its limits.
         """
@@ -68,7 +70,8 @@ class Child(Closing):
         if answer is None:
             self._died(os.fspath(path))
             raise UsageError("too deep or too complex", "simplify it")
-        return str(_checked(answer)["grammar"])
+        incomplete = re.search(r"conversion was incomplete: (.*)", processes.last_words(self._log))
+        return str(_checked(answer)["grammar"]), incomplete[1] if incomplete else ""
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         answer = self._hear(request)

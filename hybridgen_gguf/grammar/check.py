@@ -6,9 +6,7 @@ Invariant: a text that was never compiled in a child is never compiled here.
 
 from __future__ import annotations
 
-import functools
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +56,26 @@ def names_tokens(grammar: str) -> bool:
     return "<" in rest or "!" in rest
 
 
-@functools.lru_cache(maxsize=32)
+_MOST_KNOWN = 32
+_known: dict[tuple[Path, str | None, str | None], Checked] = {}
+
+
 def checked(path: Path, grammar: str | None, schema: str | None) -> Checked:
     """The rules for the vocabulary of the model at `path`. One of `grammar` and `schema` is given.
 
     Raises UsageError for what cannot be used, EngineError for an engine without grammars.
     """
+    key = (path, grammar, schema)
+    if key not in _known:
+        rules = _compiled(path, grammar, schema)
+        while len(_known) >= _MOST_KNOWN:
+            del _known[next(iter(_known))]
+        _known[key] = rules
+        _known[path, rules.text, None] = Checked(rules.text)
+    return _known[key]
+
+
+def _compiled(path: Path, grammar: str | None, schema: str | None) -> Checked:
     text, what = (schema, "JSON schema") if schema is not None else (grammar or "", "grammar")
     _check_text(text, what)
     lost: tuple[str, ...] = ()
@@ -71,13 +83,11 @@ def checked(path: Path, grammar: str | None, schema: str | None) -> Checked:
         text, lost = prepared(schema)
     with Child(timeout=60.0) as child:
         try:
-            rules = Checked(child.grammar(path, text, is_schema=schema is not None), lost)
+            made, incomplete = child.grammar(path, text, is_schema=schema is not None)
         except (UsageError, SampleError) as error:
             why = _TOO_COMPLEX if isinstance(error, SampleError) else error.what
             raise (schema_problem(why) if schema is not None else grammar_problem(why, text)) from None
-    for words in lost:
-        warnings.warn(f"the JSON schema has words without an effect here: {words}", stacklevel=3)
-    return rules
+    return Checked(made, (*lost, *((printable(incomplete, limit=200),) if incomplete else ())))
 
 
 def _check_text(text: str, what: str) -> None:
