@@ -1,4 +1,4 @@
-"""Adapters (LoRA): the same logits as weights with the product added, told in the plan, refused by name where they do not fit."""
+"""Adapters (LoRA): logits as of weights with the product added; told in the plan; what does not fit is named."""
 
 from __future__ import annotations
 

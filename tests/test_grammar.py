@@ -10,18 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tinygguf
 from command_line import call, refused, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hybridgen_gguf
+from hybridgen_gguf.answer import AnswerStream
 from hybridgen_gguf.engine.grammar import Grammar
 from hybridgen_gguf.engine.handles import Model
 from hybridgen_gguf.errors import SampleError, UsageError
 from hybridgen_gguf.generate import LanguageModel
+from hybridgen_gguf.grammar import Guard
 from hybridgen_gguf.grammar.check import checked, names_tokens
 from hybridgen_gguf.grammar.schema import prepared
+from hybridgen_gguf.prompt.reasoning import KNOWN
 from hybridgen_gguf.settings import ModelSettings
 
 Capture = pytest.CaptureFixture[str]
@@ -283,8 +287,10 @@ def test_an_ambiguous_grammar_ends_with_an_error(vocabulary: Model) -> None:
     ],
     ids=lambda value: value[:24],
 )  # fmt: skip
-def test_grammars_that_cannot_be_used(tiny: Path, capsys: Capture, grammar: str, words: str) -> None:
-    refused(call(capsys, "run", tiny, "--raw", "-p", "hi", "-c", 256, "--grammar", grammar), 2, words)
+def test_grammars_that_cannot_be_used(tiny: Path, grammar: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)) as told:
+        checked(tiny, grammar, None)
+    assert len(told.value.what) < 400 and "\n" not in told.value.what and told.value.hint
 
 
 @pytest.mark.parametrize(
@@ -310,11 +316,15 @@ def test_grammars_that_cannot_be_used(tiny: Path, capsys: Capture, grammar: str,
     ],
     ids=lambda value: value[:30],
 )  # fmt: skip
-def test_schemas_that_cannot_be_used(tiny: Path, capsys: Capture, schema: str, words: str) -> None:
-    refused(call(capsys, "run", tiny, "--raw", "-p", "hi", "-c", 256, "-j", schema), 2, words)
+def test_schemas_that_cannot_be_used(tiny: Path, schema: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)) as told:
+        checked(tiny, None, schema)
+    assert len(told.value.what) < 400 and "\n" not in told.value.what and told.value.hint
 
 
 def test_flags_that_exclude_each_other(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
+    bad = ("run", tiny, "--raw", "-p", "hi", "-c", 256, "--grammar", "root = x")
+    refused(call(capsys, *bad), 2, "expecting ::= at line 1, column 6")
     both = ("run", tiny, "--raw", "-p", "hi", "--grammar", "x", "-j", "{}")
     refused(call(capsys, *both), 2, "--grammar and -j were both given")
     refused(call(capsys, "run", tiny, "-p", "x", "--grammar-file", tmp_path / "no"), 4, "the grammar file")
@@ -328,7 +338,7 @@ def test_words_without_an_effect_are_named(tiny: Path, capsys: Capture) -> None:
     run = ("run", tiny, "--raw", "-p", "hi", "-c", 256, "-n", 1, "-j", schema)
     told = call(capsys, *run).err
     assert "minimum at #/properties/a" in told and "required b (not among the properties) at #" in told
-    refused(call(capsys, *run, "--strict"), 2, "minimum at #/properties/a has no effect")
+    refused(call(capsys, *run, "--strict"), 2, "required b (not among the properties) at # has no effect")
     pattern = ("run", tiny, "--raw", "-p", "hi", "-c", 256, "-n", 1, "-j", '{"type": "string", "pattern": "a(?=b)"}')
     assert "pattern a(?=b) is not supported" in call(capsys, *pattern).err
     with (
@@ -394,3 +404,98 @@ def test_patterns_of_schemas(tiny: Path) -> None:
         for seed in range(5):
             text = model.generate("hi", json_schema=schema, seed=seed).text
             assert re.fullmatch(r'"[a-c]{2}-(x|yz)"', text), text
+
+
+# --- models that think ---
+
+THINKS = "{{ messages[0].content }}{% if add_generation_prompt %}\n<think>\n{% endif %}"
+MAY_THINK = (
+    "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+YES = 'root ::= "yes" | "no"'
+
+
+def asked(path: Path, **changes: Any) -> hybridgen_gguf.reply.Reply:
+    with hybridgen_gguf.load(str(path), n_ctx=256, threads=1, threads_batch=1) as model:
+        return model.chat([{"role": "user", "content": "hi"}], grammar=YES, seed=1, **changes)
+
+
+def test_thoughts_are_free_and_the_answer_is_held(tmp_path: Path) -> None:
+    path = tinygguf.build(tmp_path / "thinks.gguf", template=THINKS)
+    reply = asked(path, reasoning_budget=5)
+    assert reply.text in ("yes", "no") and reply.finish_reason == "stop"
+    assert reply.reasoning and reply.reasoning not in ("yes", "no")
+    assert asked(path, reasoning_budget=0).text in ("yes", "no")
+
+
+def test_a_model_may_begin_to_think_by_itself(tmp_path: Path) -> None:
+    """Where the mark is one token, it may come first although the grammar has no place for it."""
+    path = tinygguf.build(tmp_path / "may.gguf", template=MAY_THINK, extra=["<think>", "</think>"])
+    with Model(path, ModelSettings(), vocab_only=True) as model:
+        opening = next(t for t in range(model.n_vocab) if model.token_text(t) == "<think>")
+    reply = asked(path, reasoning_budget=3, logit_bias=((opening, 1000.0),))
+    assert reply.tokens[0] == opening and reply.text in ("yes", "no") and reply.reasoning is not None
+    without = asked(path, logit_bias=((opening, -float("inf")),))
+    assert without.text in ("yes", "no") and not without.reasoning
+
+
+def test_a_mark_of_several_tokens_leaves_no_room_for_thoughts(tmp_path: Path) -> None:
+    reply = asked(tinygguf.build(tmp_path / "bytes.gguf", template=MAY_THINK))
+    assert reply.text in ("yes", "no") and not reply.reasoning
+
+
+class Prefixes:
+    """Rules of a few words, a byte a token."""
+
+    def __init__(self, *words: str) -> None:
+        self.words, self.text = words, ""
+
+    @property
+    def finished(self) -> bool:
+        return self.text in self.words
+
+    def allowed(self, ids: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+        every = np.arange(300) if ids is None else ids
+        return np.array([token < 256 and self._fits(self.text + chr(token)) for token in every])
+
+    def _fits(self, text: str) -> bool:
+        return any(word.startswith(text) for word in self.words)
+
+    def accept(self, token: int) -> None:
+        self.accept_text(chr(token))
+
+    def accept_text(self, text: str) -> None:
+        if not self._fits(self.text + text):
+            raise SampleError("does not fit the grammar")
+        self.text += text
+
+
+def test_the_end_of_thoughts_and_the_answers_beginning_in_one_token() -> None:
+    """The token behind the mark is held against the grammar, white space before the answer is not."""
+    pieces = {1: b"thought", 2: b"</think>\n\nye", 3: b"s", 4: b"</think>no, "}
+    for last, fits in ((2, True), (4, False)):
+        stream = AnswerStream(lambda token, **_: pieces[token], (), KNOWN[0], inside=True)
+        guard = Guard(Prefixes("yes"), control=(), ends=(299,))
+        assert guard.now(stream) is None
+        stream.push(1)
+        assert guard.now(stream) is None
+        stream.push(last)
+        if not fits:
+            with pytest.raises(SampleError, match="does not fit"):
+                guard.now(stream)
+            continue
+        assert guard.now(stream) is guard
+        assert np.flatnonzero(guard.allowed(None)).tolist() == [ord("s")]
+        guard.take(ord("s"))
+        assert np.flatnonzero(guard.allowed(None)).tolist() == [299] and not guard.over()
+
+
+def test_a_header_of_the_template_before_the_answer_is_free() -> None:
+    """Harmony: the answer begins behind its own header."""
+    harmony = KNOWN[-1]
+    stream = AnswerStream(lambda token, **_: bytes([token]), (), harmony)
+    guard = Guard(Prefixes("yes"), control=(), ends=(299,))
+    for byte in b"<|channel|>final<|message|>":
+        assert guard.now(stream) is None
+        stream.push(byte)
+    assert guard.now(stream) is guard

@@ -9,6 +9,7 @@ import pytest
 from command_line import call, refused
 
 from hybridgen_gguf.cli.app import known_verbs
+from hybridgen_gguf.cli.arguments import unescaped
 from hybridgen_gguf.cli.llama_flags import answer_to, is_taken
 from hybridgen_gguf.make.convert import converter_folder
 
@@ -37,7 +38,7 @@ def test_every_flag_of_llama_cpp_is_ours_or_answered() -> None:
     assert [flag for flag in flags if flag not in own and not is_taken(flag) and answer_to(flag) is None] == []
 
 
-@pytest.mark.parametrize("flag", ["--keep", "-mm", "--grammar", "--lora", "-i", "--rope-scale", "-fitt", "-e", "-np"])
+@pytest.mark.parametrize("flag", ["-mm", "--control-vector", "-i", "-gan", "-fitt", "-np", "--spm-infill", "-bs"])
 def test_what_is_not_there_is_named(tiny: Path, capsys: Capture, flag: str) -> None:
     done = call(capsys, "run", tiny, *RUN, flag, "x")
     refused(done, 2, f"{flag} is a flag of llama.cpp that hgguf does not have")
@@ -49,7 +50,7 @@ def test_what_is_not_there_is_named(tiny: Path, capsys: Capture, flag: str) -> N
     [
         ("-no-cnv",), ("-cnv",), ("-st",), ("-fit", "off"), ("-fit", "on"), ("-lm", "mlock"), ("-lm", "none"),
         ("--no-warmup",), ("--color",), ("--log-disable",), ("--no-perf",), ("-lv", "3"), ("--poll=50",),
-        ("--offline",),
+        ("--offline",), ("--warmup",), ("--keep", "-1"), ("--no-escape",),
     ],
 )  # fmt: skip
 def test_what_works_or_changes_nothing(tiny: Path, capsys: Capture, flags: tuple[str, ...]) -> None:
@@ -65,6 +66,31 @@ def test_experts_on_the_cpu(tiny: Path, capsys: Capture) -> None:
 def test_a_value_that_looks_like_a_flag_stays_a_value(tiny: Path, capsys: Capture) -> None:
     assert call(capsys, "run", tiny, "--raw", "-n", 1, "-c", 256, "-p", "--lora").code == 0
     assert call(capsys, "run", tiny, *RUN, "--stop", "-cnv").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (r"a\nb\tc", "a\nb\tc"), (r"\\n", r"\n"), (r"\'\"", "'\""), (r"\x41\x4", r"A\x4"), (r"\q\0", r"\q\0"),
+        (r"\xe4\xb8\xad", "中"), ("中\\n", "中\n"), ("\\", "\\"), (r"\xff", "\ufffd"),
+    ],
+)  # fmt: skip
+def test_escapes_are_llama_cpps(text: str, meant: str) -> None:
+    assert unescaped(text) == meant
+
+
+def test_escapes_are_processed_where_asked(tiny: Path, capsys: Capture) -> None:
+    run = ("run", tiny, "--raw", "-n", 1, "-c", 256, "-s", 1, "--json")
+    counts = [
+        call(capsys, *run, "-p", text, *more).json["usage"]["prompt_tokens"]
+        for text, more in (
+            (r"a\nb", ()),
+            (r"a\nb", ("-e",)),
+            ("a\nb", ("--no-escape",)),
+            (r"a\nb", ("-e", "--no-escape")),
+        )
+    ]
+    assert counts[0] == counts[3] == counts[1] + 1 and counts[1] == counts[2]
 
 
 def test_wrong_modes_are_named(tiny: Path, capsys: Capture) -> None:
