@@ -69,7 +69,7 @@ def vocabulary(smollm2: Path) -> Iterator[Model]:
 @pytest.mark.real
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}])
 def test_answers_fit_a_schema(smollm2_model: LanguageModel, changes: dict[str, Any]) -> None:
-    for seed in range(20 if not changes else 3):
+    for seed in range(20 if not changes else 2):
         question = [{"role": "user", "content": "Describe a person as JSON. 用中文"}]
         reply = smollm2_model.chat(question, json_schema=PERSON, seed=seed, max_tokens=400, **changes)
         assert reply.finish_reason == "stop", reply.text
@@ -336,16 +336,17 @@ def test_flags_that_exclude_each_other(tiny: Path, tmp_path: Path, capsys: Captu
 def test_words_without_an_effect_are_named(tiny: Path, capsys: Capture) -> None:
     schema = '{"type": "object", "properties": {"a": {"type": "number", "minimum": 3}}, "required": ["b"]}'
     run = ("run", tiny, "--raw", "-p", "hi", "-c", 256, "-n", 1, "-j", schema)
-    told = call(capsys, *run).err
+    told = call(capsys, *run).err  # by the verb, and not by Python's warnings
     assert "minimum at #/properties/a" in told and "required b (not among the properties) at #" in told
     refused(call(capsys, *run, "--strict"), 2, "required b (not among the properties) at # has no effect")
     pattern = ("run", tiny, "--raw", "-p", "hi", "-c", 256, "-n", 1, "-j", '{"type": "string", "pattern": "a(?=b)"}')
     assert "pattern a(?=b) is not supported" in call(capsys, *pattern).err
     with (
         hybridgen_gguf.load(str(tiny), n_ctx=256, threads=1, threads_batch=1) as model,
-        pytest.warns(UserWarning, match="minimum at #/properties/a has no effect"),
+        pytest.warns(UserWarning) as warned,
     ):
         model.generate("hi", json_schema=schema, max_tokens=1)
+    assert any("minimum at #/properties/a has no effect" in str(warning.message) for warning in warned)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +448,8 @@ def test_a_mark_of_several_tokens_leaves_no_room_for_thoughts(tmp_path: Path) ->
 class Prefixes:
     """Rules of a few words, a byte a token."""
 
+    n_vocab = 300
+
     def __init__(self, *words: str) -> None:
         self.words, self.text = words, ""
 
@@ -455,7 +458,7 @@ class Prefixes:
         return self.text in self.words
 
     def allowed(self, ids: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-        every = np.arange(300) if ids is None else ids
+        every = np.arange(self.n_vocab) if ids is None else ids
         return np.array([token < 256 and self._fits(self.text + chr(token)) for token in every])
 
     def _fits(self, text: str) -> bool:

@@ -28,7 +28,7 @@ class Grammar(Closing):
 
     def __init__(self, model: Model, text: str) -> None:
         self._llama = library_with_grammars(model.library).llama
-        self._n_vocab = model.n_vocab
+        self.n_vocab = model.n_vocab
         room = ctypes.create_string_buffer(len(text.encode()) + 256)
         self._handle = self._llama.hg_grammar_init(model.vocab, text.encode(), ROOT.encode(), room, len(room))
         if not self._handle:
@@ -38,7 +38,7 @@ class Grammar(Closing):
     def allowed(self, ids: NDArray[np.int64] | None) -> NDArray[np.bool_]:
         """Which of `ids` (None: of all tokens) may come next; end tokens may where the grammar may end."""
         tokens = None if ids is None else np.ascontiguousarray(ids, np.int32)
-        count = self._n_vocab if tokens is None else len(tokens)
+        count = self.n_vocab if tokens is None else len(tokens)
         found = np.empty(count, np.bool_)
         address = None if tokens is None else tokens.ctypes.data
         if self._llama.hg_grammar_allowed(self._handle, address, count, found.ctypes.data) < 0:

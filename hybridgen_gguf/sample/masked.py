@@ -16,19 +16,22 @@ from .noise import NoiseKey, best_of_all
 from .types import Constraint, Ids, Logits, NativeSampler
 
 _FIRST = 64  # tokens asked about at once before more are
-_GROWTH = 16
+_GROWTH = 8
+_LARGEST = 2048  # finding more of the largest costs more than asking about all
 
 
 def masked_by_rank(logits: Logits, wanted: int, constraint: Constraint, native: NativeSampler | None) -> Logits:
     """With at least the `wanted` largest allowed logits, or all there are; the others are -inf."""
-    n, count = len(logits), max(4 * wanted, _FIRST)
-    while count < n:
+    count = max(4 * wanted, _FIRST)
+    while count < min(len(logits), _LARGEST):
         ids = native.top(logits, count, lse=False)[0] if native is not None else top_of(logits, count, lse=False).ids
         if len(ids) < count:  # NaN: the draw names it
             return logits
         allowed = ids[constraint.allowed(ids)]
         if len(allowed) >= wanted:
             return _only(logits, allowed)
+        if len(allowed) * _GROWTH < wanted:  # few may come at all, and asking about all is then quick
+            break
         count *= _GROWTH
     return masked(logits, constraint)
 
