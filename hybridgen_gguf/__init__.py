@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from .reply import Chunk, Reply, Timings, Usage
     from .request import GenerateOptions
     from .sample import SampleOptions
+    from .settings import Rope
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Chunk": "reply", "GenerateOptions": "request", "LanguageModel": "generate", "Reply": "reply",
     "Timings": "reply", "Usage": "reply", "Limits": "plan", "Plan": "plan", "Message": "prompt",
-    "SampleOptions": "sample",
+    "SampleOptions": "sample", "Rope": "settings",
 }  # fmt: skip
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "NotFound",
     "Plan",
     "Reply",
+    "Rope",
     "SampleError",
     "SampleOptions",
     "TemplateError",
@@ -87,7 +89,9 @@ def __getattr__(name: str) -> Any:
 def load(model: str, limits: Limits | None = None, *, rpc: tuple[str, ...] = (), **changes: Any) -> LanguageModel:
     """Plans and opens `model`: a path, an alias (fetched when needed) or user/repo[:QUANT].
 
-    `changes` replace fields of Limits, such as `n_ctx=4096` or `threads=2`. Warnings of the plan are Python warnings.
+    `changes` replace fields of Limits, such as `n_ctx=4096` or `threads=2`. Changes to the model are among them:
+    `adapters=["style.gguf", ("other.gguf", 0.5)]`, `override_kv={"llama.expert_used_count": 1}`,
+    `rope=Rope(freq_scale=0.5)`. Warnings of the plan are Python warnings.
     Raises HgErrors: NotFound, BadFile, DoesNotFit, UsageError, EngineError, DownloadError.
     """
     from .open import load_model
