@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinygguf
-from command_line import call, refused, spawn
+from command_line import call, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -67,6 +67,7 @@ def vocabulary(smollm2: Path) -> Iterator[Model]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}])
 def test_answers_fit_a_schema(smollm2_model: LanguageModel, changes: dict[str, Any]) -> None:
     for seed in range(20 if not changes else 2):
@@ -99,15 +100,15 @@ def test_a_schema_that_names_itself(smollm2_model: LanguageModel) -> None:
 
 
 @pytest.mark.real
-def test_the_verb_takes_all_spellings(smollm2: Path, tmp_path: Path) -> None:
+def test_the_verb_takes_all_spellings(smollm2: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "语法.gbnf").write_text('root ::= "北京" | "上海"\n', encoding="utf-8")
     (tmp_path / "schema.json").write_text('\ufeff{"enum": ["北京"]}', encoding="utf-8")
     common = ("run", smollm2, "-p", "Where?", "-c", 256, "-s", 3, "-q")
-    assert spawn(*common, "--grammar", 'root ::= "北京"').out == "北京\n"
-    assert spawn(*common, "--grammar-file", tmp_path / "语法.gbnf").out in ("北京\n", "上海\n")
-    assert spawn(*common, "-j", '{"enum": ["北京"]}').out == '"北京"\n'
-    assert spawn(*common, "-jf", tmp_path / "schema.json").out == '"北京"\n'
-    done = spawn(*common, "-j", "{}", "-n", 1)
+    assert call(capsys, *common, "--grammar", 'root ::= "北京"').out == "北京\n"
+    assert call(capsys, *common, "--grammar-file", tmp_path / "语法.gbnf").out in ("北京\n", "上海\n")
+    assert call(capsys, *common, "-j", '{"enum": ["北京"]}').out == '"北京"\n'
+    assert call(capsys, *common, "-jf", tmp_path / "schema.json").out == '"北京"\n'
+    done = call(capsys, *common, "-j", "{}", "-n", 1)
     assert done.code == 0 and done.out[:1] in '{["-0123456789tfn'
 
 
