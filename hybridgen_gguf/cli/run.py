@@ -19,6 +19,7 @@ from ..plan import Plan
 from ..plan.make import DEFAULT_CONTEXT
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
+from .endings import INTERRUPTED
 from .options import BenchFlags, PlaceFlags, PlanOutput, PromptFlags, RunOutput, SampleFlags, ThinkFlags
 from .thinking import Thinking, thinking_of
 
@@ -37,13 +38,11 @@ _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """While inside, Ctrl-C only makes the yielded function true; a second one ends the process at once."""
+    """While inside, Ctrl-C only makes the yielded function true; what takes too long then is ended by `endings`."""
     asked = False
 
     def note(_signal: int, _frame: object) -> None:
         nonlocal asked
-        if asked:
-            os._exit(130)
         asked = True
 
     before = signal.getsignal(signal.SIGINT)
@@ -211,7 +210,7 @@ def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, out
         show.tier_notes(reply)
     if not output.quiet and not output.json:
         show.statistics(reply)
-    return 130 if reply.finish_reason == "cancelled" else 0
+    return INTERRUPTED if reply.finish_reason == "cancelled" else 0
 
 
 def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
@@ -274,7 +273,7 @@ def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
         stopped = cancelled()
     if records:
         show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
-    return 130 if stopped else 0
+    return INTERRUPTED if stopped else 0
 
 
 def bench_settings(path: Path, plan: Plan) -> dict[str, object]:
