@@ -47,9 +47,10 @@ class Child(Closing):
         answer = self._ask({"do": "bytes", "path": os.fspath(path), "model": asdict(model), "context": asdict(context)})
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
 
-    def count_tokens(self, path: Path, text: str) -> int:
+    def count_tokens(self, path: Path, text: str, *, add_special: bool = False) -> int:
         """Tokens of `text` in the vocabulary of `path`. Raises EngineError when the engine does not take the file."""
-        return int(self._ask({"do": "count", "path": os.fspath(path), "text": text})["tokens"])
+        asked = {"do": "count", "path": os.fspath(path), "text": text, "add_special": add_special}
+        return int(self._ask(asked)["tokens"])
 
     def devices(self) -> tuple[BackendDevice, ...]:
         """The devices that the engine sees, RPC servers included. Raises EngineError when one does not answer."""
@@ -117,7 +118,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"devices": [asdict(device) for device in start().devices()]}
     if request["do"] == "count":
         with Model(path, ModelSettings(), vocab_only=True) as model:
-            return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), False, False))}
+            return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), request["add_special"], False))}
     if request["do"] == "check":
         with Model(path, ModelSettings(), no_alloc=True) as model:
             model.walk_vocabulary()

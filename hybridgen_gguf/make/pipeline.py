@@ -16,6 +16,7 @@ from ..errors import HgError, UsageError
 from ..model_file.split import open_model_file
 from ..model_file.types import padded
 from . import recipe
+from .enough import check_logits_room, check_text
 from .forecast import Forecast
 from .forecast import as_json as forecast_json
 from .job import stoppable
@@ -66,6 +67,7 @@ def make(options: MakeOptions, progress: Progress) -> Made:
     again = starts_again(options.quantize.target)
     with stoppable(), work_folder(options.quantize.target) as work:
         quantizing, warnings = _as_gguf(options.quantize, work, progress)
+        _check_text(options, quantizing.source)
         quantizing, measured = _with_chosen_types(options, quantizing, work, progress)
         result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
         found = _report(options, quantizing.source, result, progress) if options.report else None
@@ -122,6 +124,16 @@ def _check(options: MakeOptions) -> None:
         )
 
 
+def _check_text(options: MakeOptions, source: Path) -> None:
+    """What is read at the end must be enough, and what is kept meanwhile must fit, before the work begins."""
+    if options.text is None:
+        return
+    model = open_model_file(source)
+    rate = check_text(model, options.text, options.chunk)
+    if options.report:
+        check_logits_room(model, options.text, rate, options.chunk, options.most_chunks)
+
+
 def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[QuantizeOptions, tuple[str, ...]]:
     """The options with a GGUF source, and warnings; a folder is converted into `work` first."""
     if not options.source.is_dir():
@@ -152,7 +164,7 @@ def _with_chosen_types(
     bpw = options.target_bpw or 8 * (options.target_bytes or 0) / weights
     base = replace(quantizing, type=quantizing.type or next((name for most, name in _NEAREST if bpw < most), "Q8_0"))
     first = forecast(base)
-    refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
+    refuse(base, first, types_are_final=False)
     measured = options.measured
     if measured is None:
         work.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from ..engine.jobs.digest import sha256_of
 from ..errors import BadFile, EngineError, Failed, UsageError
 from ..model_file.split import ModelFile, open_model_file
 from ..model_file.types import ALIGNMENT, ggml_type, padded, tensor_bytes
-from . import recipe
+from . import importance, recipe
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
 from .job import run_job, stoppable
@@ -104,6 +104,8 @@ def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
     if not model.tensors:
         raise BadFile(f"{shown(options.source)} holds no tensors", "give a model file")
     _check_patterns(options, model)
+    if options.imatrix is not None:
+        importance.check_fits(options.imatrix, model)
     return model, ()
 
 
@@ -203,14 +205,14 @@ def _as_forecast(
     kinds = sorted({t.source_type for t in tensors if _requantized(t)})
     if kinds and options.allow_requantize:
         warnings += (f"the source is already quantized ({', '.join(kinds)}): quality drops below that of the original",)
-    return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, found["needs_imatrix"], warnings)
+    return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, warnings)
 
 
 def _requantized(tensor: TensorForecast) -> bool:
     return tensor.source_type not in _PLAIN and tensor.type != tensor.source_type
 
 
-def refuse(options: QuantizeOptions, plan: Forecast) -> None:
+def refuse(options: QuantizeOptions, plan: Forecast, *, types_are_final: bool = True) -> None:
     """Raises the reason why a run as forecast would be wrong or unwanted."""
     kinds = sorted({tensor.source_type for tensor in plan.tensors if _requantized(tensor)})
     if kinds and not options.allow_requantize:
@@ -218,10 +220,9 @@ def refuse(options: QuantizeOptions, plan: Forecast) -> None:
             f"{shown(options.source)} is already quantized ({', '.join(kinds)})",
             "start from the F16 or BF16 original, or pass --allow-requantize and lose quality",
         )
-    if plan.needs_imatrix and options.imatrix is None:
-        raise UsageError(
-            f"{plan.type} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix"
-        )
+    if not types_are_final:
+        return
+    importance.check_covers(options.imatrix, plan)
     if options.strict and plan.fallbacks:
         first = plan.fallbacks[0]
         raise Failed(
@@ -270,6 +271,8 @@ def _run(
     finally:
         remove(scratch)
     warnings = plan.warnings + _about_imatrix(done["missing_imatrix"])
+    if options.imatrix is not None:
+        warnings += importance.about_origin(options.imatrix, done["source_sha256"])
     manifest = recipe.write_manifest(options.target, _manifest(plan, targets, hashes, made_of))
     return QuantizeResult(plan, tuple(targets), hashes, manifest, made_of, warnings)
 

@@ -37,7 +37,7 @@ _SLAB = 64 << 20
 
 
 def forecast_job(options: Options, _send: Send) -> dict[str, Any]:
-    """`{tensors: [{name, rows, columns, from, to}], fallbacks: [...], needs_imatrix, meta_bytes}` of a run."""
+    """`{tensors: [{name, rows, columns, from, to}], fallbacks: [...], meta_bytes}` of a run."""
     return _forecast(options)[0]
 
 
@@ -53,7 +53,6 @@ def _forecast(options: Options) -> tuple[dict[str, Any], list[bytes]]:
     found = {
         "tensors": tensors,
         "fallbacks": _fallbacks(log.text),
-        "needs_imatrix": "will require an imatrix" in log.text,
         "meta_bytes": [len(header) for header in headers],
     }
     return found, headers
