@@ -9,6 +9,7 @@ imatrix      an importance matrix from a text
 report       what quantizing cost in quality
 enough       whether text and room will do
 target       writing a file complete or not at all
+ternary      types for models of few values, and their cost elsewhere
 file_types   names of file types
 job          one piece of work in a child process
 """

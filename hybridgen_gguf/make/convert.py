@@ -50,7 +50,8 @@ RARE_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """`type`: one of TYPES; `pre_tokenizer`: overrides what the converter would pick, empty otherwise."""
+    """`type`: one of TYPES; `pre_tokenizer`: overrides what the converter would pick, empty otherwise;
+    `bits_after`: a weight, of what will be written beside the target before that is removed."""
 
     folder: Path
     target: Path
@@ -60,6 +61,7 @@ class ConvertOptions:
     allow_pickle: bool = False
     name: str = ""
     source_dir: Path | None = None
+    bits_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
         source_dir = options.source_dir or converter_folder()
         _check_pre_tokenizer(options.pre_tokenizer, source_dir)
         _check_packages()
-        check_room(options.target, _expected_bytes(folder, options.type))
+        check_room(options.target, _expected_bytes(folder, options.type, options.bits_after))
         warnings = starts_again(options.target) + _warnings(options, folder)
         return _run(options, folder, source_dir, warnings, progress)
 
@@ -136,11 +138,12 @@ def _check_packages() -> None:
         )
 
 
-def _expected_bytes(folder: Folder, kind: str) -> int:
-    """Bytes of the result, a little too many: every tensor in the new type, and room for the vocabulary."""
+def _expected_bytes(folder: Folder, kind: str, bits_after: float) -> int:
+    """Bytes of the result, a little too many: every tensor in the new type, and room for the vocabulary; and of what
+    comes after it."""
     each = {"f32": 4.0, "q8_0": row_bytes("Q8_0", 32) / 32}.get(kind, 2.0)
     weights = folder.elements or sum(path.stat().st_size for path in folder.weights) // 2
-    return int(weights * each) + 200 * len(folder.tokens) + (1 << 20)
+    return int(weights * (each + bits_after / 8)) + 200 * len(folder.tokens) + (1 << 20)
 
 
 def _warnings(options: ConvertOptions, folder: Folder) -> tuple[str, ...]:

@@ -89,6 +89,11 @@ def _needs_imatrix(tensor: TensorForecast, mix: str) -> bool:
     return inside and (tensor.type in _GARBAGE_WITHOUT or (tensor.type == "Q2_K" and mix == "Q2_K_S"))
 
 
+def mix_needs_imatrix(mix: str) -> bool:
+    """Whether most tensors of the mix cannot do without one."""
+    return mix in _NEVER_WITHOUT | _GARBAGE_WITHOUT | {"IQ2_M", "Q2_K_S"}
+
+
 def as_json(plan: Forecast) -> dict[str, Any]:
     """The forecast in the form that `--json` prints."""
     return {

@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.jobs.imatrix_file import read_summary
 from ..errors import HgError, UsageError
 from ..model_file.split import open_model_file
 from ..model_file.types import padded
 from . import recipe
 from .enough import check_logits_room, check_text
-from .forecast import Forecast
+from .file_types import file_type, least_bits
+from .forecast import Forecast, mix_needs_imatrix
 from .forecast import as_json as forecast_json
 from .job import stoppable
 from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
@@ -116,6 +118,7 @@ def _check(options: MakeOptions) -> None:
         raise UsageError("no TYPE was given", "such as Q4_K_M, or a size with --target-bpw or --target-size")
     if (targets or options.report) and options.text is None:
         raise UsageError("--report and --target-* measure on a text, and none was given", "add --text FILE")
+    _check_before_converting(options.quantize)
     for path in (options.quantize.source, *([options.text] if options.text else [])):
         check_source(path)
     if options.plot is not None:
@@ -134,6 +137,18 @@ def _check_text(options: MakeOptions, source: Path) -> None:
         check_logits_room(model, options.text, rate, options.chunk, options.most_chunks)
 
 
+def _check_before_converting(options: QuantizeOptions) -> None:
+    """What `quantize` would refuse after the minutes of a conversion."""
+    mix = file_type(options.type) if options.type else ""
+    if options.imatrix is None and mix_needs_imatrix(mix):
+        raise UsageError(
+            f"{mix} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix"
+        )
+    if options.imatrix is not None:
+        check_source(options.imatrix)
+        read_summary(options.imatrix)
+
+
 def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[QuantizeOptions, tuple[str, ...]]:
     """The options with a GGUF source, and warnings; a folder is converted into `work` first."""
     if not options.source.is_dir():
@@ -143,7 +158,8 @@ def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[
     check_target(options.target, [options.source])
     work.mkdir(exist_ok=True)
     name = options.source.resolve().name
-    done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name), progress)
+    after = least_bits(options.type) if options.type else 0.0
+    done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name, bits_after=after), progress)
     return replace(options, source=done.path), done.warnings
 
 

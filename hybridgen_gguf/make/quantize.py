@@ -22,8 +22,10 @@ from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
 from .job import run_job, stoppable
 from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again
+from .ternary import about_types
 
 Progress = Callable[[str, int, int], None]
+_MANIFEST_BYTES = 256  # of the manifest, for each tensor
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
 
 
@@ -205,6 +207,7 @@ def _as_forecast(
     kinds = sorted({t.source_type for t in tensors if _requantized(t)})
     if kinds and options.allow_requantize:
         warnings += (f"the source is already quantized ({', '.join(kinds)}): quality drops below that of the original",)
+    warnings += about_types(model, tensors)
     return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, warnings)
 
 
@@ -255,7 +258,7 @@ def _run(
         if "ask" in event:
             plans.append(_as_forecast(event["ask"], options, model, warnings))
             refuse(options, plans[0])
-            check_room(options.target, plans[0].bytes)
+            check_room(options.target, plans[0].bytes + _MANIFEST_BYTES * len(plans[0].tensors))
         elif progress is not None:
             progress(event["tensor"], event["done"], event["of"])
 

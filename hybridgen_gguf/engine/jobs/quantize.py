@@ -206,6 +206,8 @@ def _refusal(log: str) -> EngineError | BadFile:
         return EngineError(
             "writing the result failed: the disk is full or the file may not grow", "free some space and try again"
         )
+    if "no tensor type fallback" in reason:
+        return EngineError(f"the engine refused: {reason}", "choose another type: some rows do not divide into its blocks")
     return EngineError(f"the engine refused: {reason}")
 
 
