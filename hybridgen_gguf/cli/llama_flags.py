@@ -82,7 +82,7 @@ _ANSWERS: dict[str, str] = {
     "use --reasoning-budget alone": "--reasoning-budget-message",
     "an embedding model is not for `run`": "--pooling --attention --embd-* --cls-*",
     "`hgguf doctor` and `hgguf engine` list what there is": "--list-devices -cl --cache-list",
-    "`hgguf validate --check-tensors` reads all weights": "--check-tensors",
+    "`hgguf validate` reads all weights": "--check-tensors",
     "change the file instead: it is read as it is": "--override-kv",
     "give user/repo[:QUANT], and log in with: hf auth login": "-dr --docker-repo -hft --hf-token",
     "give the name of a model; `hgguf models` lists those known": "--*-default --fim-*",

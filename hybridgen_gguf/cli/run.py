@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import BadFile, HgError, NotNumbers, SampleError, UsageError
 from ..plan import Plan
 from ..plan.make import DEFAULT_CONTEXT
+from ..printable import printable
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
 from .endings import INTERRUPTED
@@ -156,10 +157,26 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
             return 0
         with _open(prepared, place) as opened:
             prompt = _encode(opened, question, ask.chat_template, thinking, renderer)
-            return _answer(opened, prompt, options, output)
+            try:
+                return _answer(opened, prompt, options, output)
+            except NotNumbers as error:
+                raise _explained(error, prepared) from None
     finally:
         if renderer is not None:
             renderer.close()
+
+
+def _explained(error: NotNumbers, prepared: Prepared) -> HgError:
+    """Whose fault it is that a model computes NaN: the file's, which is read through to tell, or the computation's."""
+    from ..model_file.validation import bad_numbers
+
+    if found := bad_numbers(prepared.shape.file):
+        more = f", and {len(found) - 1} other tensors do as well" if len(found) > 1 else ""
+        return BadFile(f"{printable(str(prepared.path))}: {found[0]}{more}", "fetch the file, or make it, again")
+    return SampleError(
+        f"{error.what}, though all weights are numbers: a step of the computation overflowed",
+        "try other KV types (-ctk f16 -ctv f16), -fa off, or fewer GPU layers",
+    )
 
 
 def _encode(

@@ -19,8 +19,9 @@ from ..engine.jobs.digest import sha256_of
 from ..engine.pin import SOURCE_SHA256
 from ..errors import EngineError, Failed, UsageError
 from ..folders import cache_folder
-from ..model_file.split import open_model_file
+from ..model_file.split import ModelFile, open_model_file
 from ..model_file.types import row_bytes
+from ..model_file.validation import bad_numbers
 from ..printable import printable
 from . import recipe
 from .folder import Folder, hashed_files, read_folder
@@ -178,6 +179,7 @@ def _run(
             done = run_job("convert", _job(options, folder, source_dir, made_of), tell, [scratch], _closed(modules))
         tokens, left_out = _check_result(options, scratch, done["tokens"], folder.ends)
         model = open_model_file(scratch)
+        warnings += _about_numbers(model)
         digest = sha256_of(scratch)
         publish(scratch, options.target)
     finally:
@@ -208,6 +210,12 @@ def _run(
         recipe=made_of,
         warnings=warnings,
     )
+
+
+def _about_numbers(model: ModelFile) -> tuple[str, ...]:
+    found = bad_numbers(model)
+    more = f", and {len(found) - 1} other tensors do as well" if len(found) > 1 else ""
+    return (f"{found[0]}{more}: the folder's weights are damaged, and the model may write nothing",) if found else ()
 
 
 def _job(options: ConvertOptions, folder: Folder, source_dir: Path, made_of: Mapping[str, str]) -> dict[str, Any]:

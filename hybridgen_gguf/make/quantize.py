@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.child import check_loads
 from ..engine.jobs.digest import sha256_of
 from ..errors import BadFile, EngineError, Failed, UsageError
+from ..model_file.kinds import kind_of
 from ..model_file.split import ModelFile, open_model_file
 from ..model_file.types import ALIGNMENT, ggml_type, padded, tensor_bytes
 from . import importance, recipe
@@ -81,6 +83,7 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
     with stoppable():
         model, warnings = _checked(options)
         check_target(options.target, [*model.paths, *([options.imatrix] if options.imatrix else [])])
+        _check_opens(model)
         for part in _part_names(options, model):
             check_target(part, model.paths)
         # The source is hashed while it is quantized; its digest is put into the header at the end.
@@ -109,6 +112,13 @@ def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
     if options.imatrix is not None:
         importance.check_fits(options.imatrix, model)
     return model, ()
+
+
+def _check_opens(model: ModelFile) -> None:
+    """What the other verbs refuse is not made smaller either."""
+    if kind_of(model) is None and (problem := check_loads(model.path)):
+        named = problem if str(model.path) in problem else f"{shown(model.path)}: {problem}"
+        raise BadFile(named, "see: hgguf validate")
 
 
 def _check_patterns(options: QuantizeOptions, model: ModelFile) -> None:

@@ -30,8 +30,8 @@ def about_types(model: ModelFile, tensors: Sequence[TensorForecast]) -> tuple[st
         return ()
     kinds, values = " and ".join(hurt), " or ".join(str(n) for n in sorted({FEW_VALUES[kind] for kind in hurt}))
     return (
-        f"{kinds} keeps {values} values a weight and is for models trained that way (BitNet), which this one is not: it "
-        f"will write nonsense (SmolLM2's perplexity rose from 33 to over a million with TQ1_0, TQ2_0 and Q2_0)",
+        f"{kinds} keeps {values} values a weight and is for models trained that way (BitNet), which this one is not: "
+        "it will write nonsense (SmolLM2's perplexity rose from 33 to over a million with TQ1_0, TQ2_0 and Q2_0)",
     )
 
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused before work begins: too little text, too little room, folders that cannot be converted."""
+"""What cannot work is refused before work begins: too little text, too little room, unfit folders."""
 
 from __future__ import annotations
 

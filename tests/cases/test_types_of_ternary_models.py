@@ -1,4 +1,4 @@
-"""TQ1_0 and such, chosen for an ordinary model: a warning says what they cost. A ternary model gets them without one."""
+"""TQ1_0 and such, chosen for an ordinary model: a warning says what they cost. Ternary models get none."""
 
 from __future__ import annotations
 

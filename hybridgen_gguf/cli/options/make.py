@@ -119,5 +119,5 @@ class ValidateFlags:
     files: Annotated[list[str], argument("FILE...", "GGUF files, or aliases that were fetched.")]
     json: Json = False
     check_tensors: Annotated[
-        bool, plain(WORK, "Also read all weights and look for NaN and Inf.", "--check-tensors")
-    ] = False
+        bool, plain(WORK, "Read all weights and look for NaN and Inf.", "--check-tensors/--no-check-tensors")
+    ] = True

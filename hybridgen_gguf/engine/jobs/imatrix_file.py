@@ -3,7 +3,8 @@
 A matrix holds for each weight tensor the sum of squared inputs of each column and how many inputs were summed. In the
 older form a number of entries; of each its name, the chunks read, and the mean squares times the chunks; then, in most
 files, the chunks of all and the text's name. All numbers are of 32 bits, names stand behind their length.
-Source: tools/imatrix/imatrix.cpp (save_imatrix, save_imatrix_legacy) and common/imatrix-loader.cpp of the pinned engine.
+Source: tools/imatrix/imatrix.cpp (save_imatrix, save_imatrix_legacy) and common/imatrix-loader.cpp of the pinned
+engine.
 Invariant: `read_imatrix(write_imatrix(m)) == m` up to float32; a file from another tool needs upstream's keys only.
 """
 

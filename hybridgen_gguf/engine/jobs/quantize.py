@@ -206,8 +206,14 @@ def _refusal(log: str) -> EngineError | BadFile:
         return EngineError(
             "writing the result failed: the disk is full or the file may not grow", "free some space and try again"
         )
+    if bad := re.search(r"tensor '(.+)' has invalid data|data validation failed", reason):
+        named = re.findall(r"\[ *\d+/ *\d+\] (\S+)", log)
+        name = bad[1] or (named[-1] if named else "?")
+        return BadFile(
+            f"tensor '{printable(name)}' of the source holds NaN or infinity", "fetch or make it again"
+        )
     if "no tensor type fallback" in reason:
-        return EngineError(f"the engine refused: {reason}", "choose another type: some rows do not divide into its blocks")
+        return EngineError(f"the engine refused: {reason}", "choose another type: some rows do not divide into blocks")
     return EngineError(f"the engine refused: {reason}")
 
 
