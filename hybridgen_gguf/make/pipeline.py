@@ -141,9 +141,7 @@ def _check_before_converting(options: QuantizeOptions) -> None:
     """What `quantize` would refuse after the minutes of a conversion."""
     mix = file_type(options.type) if options.type else ""
     if options.imatrix is None and mix_needs_imatrix(mix):
-        raise UsageError(
-            f"{mix} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix"
-        )
+        raise UsageError(f"{mix} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix")
     if options.imatrix is not None:
         check_source(options.imatrix)
         read_summary(options.imatrix)

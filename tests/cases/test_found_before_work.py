@@ -63,9 +63,7 @@ def test_room_for_the_manifest_too(tmp_path: Path, capsys: Capture, monkeypatch:
 
 
 @pytest.mark.usefixtures("no_work")
-def test_the_intermediate_of_a_folder_counts(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_intermediate_of_a_folder_counts(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hf_folder.write_folder(tmp_path / "hf")
     monkeypatch.setattr(convert_module, "_check_packages", lambda: None)
     needed: list[int] = []

@@ -209,9 +209,7 @@ def _refusal(log: str) -> EngineError | BadFile:
     if bad := re.search(r"tensor '(.+)' has invalid data|data validation failed", reason):
         named = re.findall(r"\[ *\d+/ *\d+\] (\S+)", log)
         name = bad[1] or (named[-1] if named else "?")
-        return BadFile(
-            f"tensor '{printable(name)}' of the source holds NaN or infinity", "fetch or make it again"
-        )
+        return BadFile(f"tensor '{printable(name)}' of the source holds NaN or infinity", "fetch or make it again")
     if "no tensor type fallback" in reason:
         return EngineError(f"the engine refused: {reason}", "choose another type: some rows do not divide into blocks")
     return EngineError(f"the engine refused: {reason}")
