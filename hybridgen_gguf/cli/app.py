@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
 
-from ..engine import giving_up
+from ..engine import giving_up, refusals
 from ..errors import EngineError, HgError, UsageError
 from . import endings, llama_flags, show, slips
 from .options import (
@@ -245,8 +245,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _gave_up(why: str) -> NoReturn:
-    hint = "the file is damaged or hostile, or this is a fault of the engine"
-    show.last_error(EngineError(f"the engine gave up: {why}", hint))
+    show.last_error(EngineError(f"the engine gave up: {why}", refusals.abort_hint(why)))
     os._exit(EngineError.exit_code)
 
 

@@ -22,6 +22,7 @@ from ..settings import BufferBytes, ContextSettings, ModelSettings, placement_of
 from . import giving_up, refusals
 from .library import BackendDevice
 
+_NO_FILE = "the list of devices"
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 
 
@@ -54,7 +55,7 @@ class Child(Closing):
 
     def devices(self) -> tuple[BackendDevice, ...]:
         """The devices that the engine sees, RPC servers included. Raises EngineError when one does not answer."""
-        answer = self._ask({"do": "devices", "path": "the list of devices"})
+        answer = self._ask({"do": "devices", "path": _NO_FILE})
         return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +91,8 @@ class Child(Closing):
         how = f"signal {how}" if how.startswith("SIG") else how
         reason = giving_up.reason(words)
         why = f": {reason}" if reason else ""
-        return EngineError(f"the engine crashed on {path} ({how}{why})", refusals.abort_hint(reason))
+        hint = "build the engine again: scripts/setup" if path == _NO_FILE else refusals.abort_hint(reason)
+        return EngineError(f"the engine crashed on {path} ({how}{why})", hint)
 
     def close(self) -> None:
         if self._process is not None:
