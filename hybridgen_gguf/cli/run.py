@@ -138,6 +138,7 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     ask, sampling = asked.ask, asked.sampling
     question, thinking = question_of(ask), thinking_of(asked.think)
     seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
+    limits_of(place)  # what is wrong with the flags is said before a model is fetched
     path, suggested = find_shown(model)
     options = GenerateOptions(
         max_tokens=None if ask.predict < 0 else ask.predict,
@@ -235,6 +236,7 @@ def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
     form = output.form
     if form not in ("table", "args"):
         raise UsageError(f"--format {form} is not known", "one of: table, args")
+    limits_of(place)
     path, _ = find_shown(model)
     made = _prepare(path, place).plan
     if form == "args" and made.placement.tiers is not None:
@@ -270,11 +272,10 @@ def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
     lists = flags.n_prompt, flags.n_gen, flags.n_depth
     if form not in FORMATS:
         raise UsageError(f"-o {form} is not known", f"one of: {', '.join(FORMATS)}")
-    if repeats < 1:
-        raise UsageError(f"-r {repeats} is out of range", "give at least 1")
     n_prompt, n_gen, depths = (_numbers(flag, text) for flag, text in zip(("-p", "-n", "-d"), lists, strict=True))
     tests = tests_of(n_prompt, n_gen, depths)
     needed = max(test.n_depth + max(test.n_prompt, test.n_gen) for test in tests)
+    limits_of(place)
     path, _ = find_shown(model)
     if place.ctx_size is None:
         place = replace(place, ctx_size=needed)

@@ -93,7 +93,7 @@ class Memory:
     """Main memory.
 
     `available`: what this process can still take without swapping, all limits counted; `available_reason` says which
-    limit decides. `limit`: the least of the control groups' and the process's limits, None for none. `memlock`: what
+    limit decides, and `reserve` bytes of it are for what is not planned. `limit`: the least of the control groups' and the process's limits, None for none. `memlock`: what
     may be locked, None for any amount. `transparent_huge_pages`: always, madvise or never.
     """
 
@@ -110,6 +110,7 @@ class Memory:
     huge_pages_free: int = 0
     transparent_huge_pages: str | None = None
     read: tuple[ThreadRate, ...] = ()
+    reserve: int = 256 << 20
 
 
 @dataclass(frozen=True)

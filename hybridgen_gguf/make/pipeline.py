@@ -111,7 +111,7 @@ def _check(options: MakeOptions) -> None:
     if options.target_bpw is not None and options.target_bytes is not None:
         raise UsageError("--target-bpw and --target-size were both given", "choose one")
     if options.target_bpw is not None and not 1 <= options.target_bpw <= 32:
-        raise UsageError(f"{options.target_bpw} bits per weight make no sense", "between 2 and 16 is usual")
+        raise UsageError(f"--target-bpw {options.target_bpw:g} is out of range", "between 2 and 16 is usual")
     if targets and (options.quantize.tensor_types or options.quantize.pure):
         raise UsageError("--target-* chooses the types itself; --tensor-type and --pure cannot go with it", "drop one")
     if not options.quantize.type and not targets:

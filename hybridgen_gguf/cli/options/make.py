@@ -12,7 +12,7 @@ from .spread import argument, plain, subset
 
 TYPES, TEXT, TRUST, WORK = "Types", "Text that is read", "Trust", "Work"
 
-JobThreads = Annotated[int, plain(WORK, "CPU threads; 0: all usable cores.", "-t", "--threads", least=0)]
+JobThreads = Annotated[int, plain(WORK, "CPU threads; 0: all usable cores.", "-t", "--threads", least=0, most=1024)]
 Output = Annotated[Path, argument("OUTPUT", "GGUF file to write.")]
 
 #: the flags of PlaceFlags that mean something where a text is read in chunks
@@ -83,7 +83,7 @@ class QuantizeFlags:
     json: Json = False
 
 
-Chunk = Annotated[int, plain(TEXT, "Tokens read at once.", "--chunk", least=32)]
+Chunk = Annotated[int, plain(TEXT, "Tokens read at once.", "--chunk", least=32, most=1 << 20)]
 Chunks = Annotated[int, plain(TEXT, "Chunks of the text to use; 0: all of it.", "--chunks", least=0)]
 
 
