@@ -38,9 +38,9 @@ def test_the_limit_of_the_process_is_named(smollm2: Path) -> None:
     needed, limit, left, reserve = sizes(line)
     assert limit == 400 * MIB and left < limit
     assert left - reserve < needed < 400 * MIB
-    warned = limited(600, "plan", smollm2)
+    warned = limited(460, "plan", smollm2)
     assert warned.code == 0
-    assert re.search(r"context capped to \d+ tokens by this process's limit of 600.00 MiB \(ulimit -v\)", warned.err)
+    assert re.search(r"context capped to \d+ tokens by this process's limit of 460.00 MiB \(ulimit -v\)", warned.err)
 
 
 def test_what_fits_runs(smollm2: Path, tiny: Path) -> None:
@@ -52,6 +52,9 @@ def test_what_fits_runs(smollm2: Path, tiny: Path) -> None:
         assert done.code in (0, 3), done
         assert done.code == 0 or "(ulimit -v) leaves" in done.err
         codes.append(done.code)
+    for mib in (420, 460, 500):  # the largest context that the plan thinks possible
+        done = limited(mib, "run", smollm2, "-p", "hi", "-n", 2)
+        assert done.code == 0 and "context capped to" in done.err, done
     assert codes == sorted(codes, reverse=True) and codes[-1] == 0 and codes.count(3) <= 3
 
 
