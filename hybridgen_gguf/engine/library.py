@@ -25,7 +25,6 @@ from ..errors import EngineError, EngineMismatch, UsageError
 from .abi import declare, ggml, hg, llama
 from .pin import BINDING, COMMIT, GGML_VERSION
 
-
 _BUILD = "build it again: scripts/setup"
 _ELF = struct.Struct("<16s24xQ10xHH2x")  # e_ident, e_shoff, e_shentsize, e_shnum
 

@@ -1,4 +1,4 @@
-"""Every option with a number, in every verb: odd values are refused by the option's name, or its help says what they do."""
+"""Every option with a number, in every verb: odd values are refused by name, or the help says what they do."""
 
 from __future__ import annotations
 
