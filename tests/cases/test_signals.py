@@ -36,11 +36,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Shown:
     """A process of which stderr is a terminal, and what it wrote there."""
 
-    def __init__(self, *arguments: object, stdout: int = subprocess.DEVNULL) -> None:
+    def __init__(self, *arguments: object, home: Path) -> None:
+        """`home`: where a verb that ends too early would remember what it measured."""
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=slave,
-            env={**os.environ, **QUIET, "TERM": "xterm"}, start_new_session=True,
+            [*COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=slave,
+            env={**os.environ, **QUIET, "TERM": "xterm", "HGGUF_PROFILE": str(home / "p.json"), "HGGUF_DATA": str(home)},
+            start_new_session=True,
         )  # fmt: skip
         os.close(slave)
         self.seen = b""
@@ -62,7 +64,11 @@ class Shown:
         for number in numbers:
             self.process.send_signal(number)
             time.sleep(0.05)
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         took = time.monotonic() - start
         self.read(seconds=1)
         os.close(self.master)
@@ -86,7 +92,7 @@ def verbs(large: Path, text: Path, out: Path) -> dict[str, tuple[object, ...]]:
 @pytest.mark.parametrize("verb", ["run", "tune", "imatrix", "quantize", "profile", "bench"])
 @pytest.mark.parametrize("numbers", [("SIGTERM",), ("SIGHUP",), ("SIGQUIT",), ("SIGINT",), ("SIGINT", "SIGINT")])
 def test_the_cursor_comes_back(large: Path, text: Path, tmp_path: Path, verb: str, numbers: tuple[str, ...]) -> None:
-    shown = Shown(*verbs(large, text, tmp_path)[verb])
+    shown = Shown(*verbs(large, text, tmp_path)[verb], home=tmp_path)
     assert HIDE in shown.read(HIDE)
     time.sleep(0.5)
     code, took = shown.end(*(getattr(signal, name) for name in numbers))

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from hybridgen_gguf.cli import app as cli
 
+# The command line prints what Python warns of; here it would be an error.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 EXAMPLES = int(os.environ.get("HGGUF_FUZZ_EXAMPLES", "40"))
 SLOWEST = 10.0  # seconds
 bounded = settings(
