@@ -11,7 +11,8 @@
         ├── EngineMismatch 1     the library found is not the engine this version was made for
         ├── TemplateError 1      a chat template does not parse, is too slow or too large
         ├── Busy          1      a loaded model is in use by another stream
-        ├── SampleError   1      logits hold NaN, or nothing is left to sample from
+        ├── SampleError   1      nothing is left to sample from
+        │   └── NotNumbers 1     logits hold NaN or infinity
         ├── DownloadError 1      network, checksum, or disk while fetching
         └── NoSpace       1      the disk is full or not writable
 
@@ -85,6 +86,10 @@ class Busy(Failed):
 
 class SampleError(Failed):
     """The logits hold NaN, or every token is banned."""
+
+
+class NotNumbers(SampleError):
+    """The logits hold NaN or infinity: the weights do, or a step of the computation overflowed."""
 
 
 class DownloadError(Failed):

@@ -88,24 +88,24 @@ class LanguageModel(Closing):
         `reasoning_effort`); `reasoning`: whether the model is to think, by the template's own switch. Warns about what
         the template does not know.
         """
-        self._owner.check()
-        if text is not None:
-            return encode_raw(self.opened.vocabulary, text)
-        template = choose_template(
-            chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens()
-        )
-        for name in template_kwargs or {}:
-            if name not in template.source:
-                warnings.warn(f"the chat template does not know '{name}'", stacklevel=2)
-        prompt = encode_chat(
-            self.opened.vocabulary,
-            [Message.of(message) for message in messages],
-            template,
-            renderer=renderer,
-            tools=tools,
-            variables=template_kwargs,
-            reasoning=reasoning,
-        )
+        with self._owner.reading():
+            if text is not None:
+                return encode_raw(self.opened.vocabulary, text)
+            template = choose_template(
+                chat_template, self.opened.shape.chat_template, self.opened.vocabulary.control_tokens()
+            )
+            for name in template_kwargs or {}:
+                if name not in template.source:
+                    warnings.warn(f"the chat template does not know '{name}'", stacklevel=2)
+            prompt = encode_chat(
+                self.opened.vocabulary,
+                [Message.of(message) for message in messages],
+                template,
+                renderer=renderer,
+                tools=tools,
+                variables=template_kwargs,
+                reasoning=reasoning,
+            )
         style = prompt.style
         if reasoning is not None and style.marks is None and (style.on if reasoning else style.off) is None:
             warnings.warn("the chat template has no switch for thinking and marks no thoughts", stacklevel=2)

@@ -8,6 +8,7 @@ Invariant: two requests never touch the thing at once, and nothing touches it af
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -29,6 +30,7 @@ class Owner:
         self._changed = threading.Condition()  # of an RLock: a stream may be collected while this thread holds it
         self._holder: object = None
         self._waited_for: int | None = None  # the thread of a holder that ends by itself
+        self._readers = 0
         self._step = threading.RLock()  # held while a request really runs, not while its reader thinks
         self.closing = False
         _living.add(self)
@@ -64,6 +66,20 @@ class Owner:
                         close()
                 self._give(holder)
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around what changes nothing: any number at once, and beside a request; `close` waits for them."""
+        self.check()  # before the lock, which a forked child may find taken
+        with self._changed:
+            self.check()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
     def _take(self, holder: object, to_the_end: bool) -> None:
         self.check()
         with self._changed:
@@ -80,7 +96,7 @@ class Owner:
         with self._changed:
             if self._holder is holder:
                 self._holder = self._waited_for = None
-                self._changed.notify()
+                self._changed.notify_all()
 
     def close(self, wait_s: float = -1.0) -> None:
         """Ends what runs (requests ask `closing`), waits for its step and releases; in a forked child nothing.
@@ -89,7 +105,11 @@ class Owner:
         """
         if os.getpid() != self._pid or self.closing:
             return
-        self.closing = True
+        with self._changed:
+            self.closing = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._readers, None if wait_s < 0 else wait_s):
+                return
         if not self._step.acquire(timeout=wait_s):
             return
         try:

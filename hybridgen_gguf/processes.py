@@ -33,6 +33,7 @@ from .printable import printable
 Child = subprocess.Popen[bytes]
 _ROOT = Path(__file__).resolve().parent.parent
 _TAIL = 8192  # bytes of a child's last words that are looked at
+_running: set[Child] = set()
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MEMORY_HINT = "close other programs, use a smaller model, or raise the limit (ulimit -v, or the container's)"
 
@@ -60,7 +61,9 @@ def _popen(arguments: Sequence[str], log: Any, environment: Mapping[str, str]) -
     pipe = subprocess.PIPE
     command = [sys.executable, *arguments]
     try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, env=environment, start_new_session=True)
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, env=environment, start_new_session=True)
+        _running.add(child)
+        return child
     except OSError as error:
         what = f"no process could be started: {error.strerror or error}"
         raise Failed(what, "raise the limit on processes (ulimit -u) or free some memory") from None
@@ -106,14 +109,26 @@ def end(child: Child, patience: float = 0.0) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(patience)
     if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _kill(child)
     child.wait()
+    _running.discard(child)
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
     return child.returncode
+
+
+def kill_all() -> None:
+    """Kills every child that runs, for a process that is about to end. May be called from any thread."""
+    for child in tuple(_running):
+        if child.returncode is None:
+            _kill(child)
+
+
+def _kill(child: Child) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def last_words(log: BinaryIO | Any) -> str:

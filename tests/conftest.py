@@ -30,9 +30,13 @@ from hybridgen_gguf.vocabulary import Vocabulary
 # Threads that spin while they wait make every other process slow; no test measures time. Read when the engine loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Who starts the tests in the background has SIGINT ignored, and children would inherit that; a handler they do not.
+# Who starts the tests in the background, or under nohup, has these signals ignored, and children would inherit that; a
+# handler they do not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN or "PYTEST_XDIST_WORKER" in os.environ:
+        signal.signal(number, lambda *_: None)
 
 # What a developer has profiled and tuned on this machine must not change the plans that tests see.
 _OWN = tempfile.mkdtemp(prefix="hgguf-tests-")

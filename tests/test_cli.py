@@ -145,7 +145,7 @@ def test_bench_formats_agree(measured: dict[str, str]) -> None:
         (("-p", "-5"), "negative"),
         (("-p", "0", "-n", "0"), "nothing to measure"),
         (("-d", "-1"), "negative"),
-        (("-r", "0"), "-r 0"),
+        (("-r", "0"), "-r"),
         (("-o", "xml"), "-o xml"),
         (("-p", "99999999999"), "99999999999"),
     ],

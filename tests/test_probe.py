@@ -230,7 +230,9 @@ def test_memory_limit_of_a_group_less_what_is_used(
     write("sys/fs/cgroup/a/b/memory.current", str(GIB))
     memory = read_memory(tmp_path)
     assert (memory.available, memory.limit) == (4 * GIB, 6 * GIB)
-    assert memory.available_reason == "the control group's limit of 6.00 GiB"
+    source = tmp_path / "sys/fs/cgroup/a/memory.max"
+    assert memory.available_reason == f"the control group's limit of 6.00 GiB ({source})"
+    assert memory.reserve < 256 << 20  # nobody else takes what the group may have
     write("sys/fs/cgroup/a/memory.current", str(9 * GIB))
     assert read_memory(tmp_path).available == 0
 

@@ -105,7 +105,7 @@ def test_types_chosen_for_a_size(sharp: Path, text: Path, tmp_path: Path, target
     ("changes", "words"),
     [
         ({"target_bpw": 5.0, "target_bytes": 5}, "were both given"),
-        ({"target_bpw": 0.5}, "make no sense"),
+        ({"target_bpw": 0.5}, "--target-bpw 0.5 is out of range"),
         ({"target_bpw": 5.0, "text": None}, "measure on a text"),
         ({}, "no TYPE was given"),
     ],

@@ -13,9 +13,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer._click.exceptions import ClickException  # typer exports only some of its subclasses
 
-from ..engine import giving_up
+from ..engine import giving_up, refusals
 from ..errors import EngineError, HgError, UsageError
-from . import llama_flags, show, slips
+from . import endings, llama_flags, show, slips
 from .options import (
     AttentionBenchFlags,
     BenchFlags,
@@ -39,7 +39,6 @@ from .options import (
     takes,
 )
 
-INTERRUPTED = 130
 BENCH_ATTENTION = "bench attention"
 _LIKE_LLAMA = ("run", "plan", "bench", "tune")  # the verbs that take commands copied from llama.cpp's guides
 app = typer.Typer(
@@ -241,12 +240,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs a command line and exits with its code."""
     show.prepare_streams()
     giving_up.act = _gave_up
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    endings.listen()
+    endings.leave(_run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _gave_up(why: str) -> NoReturn:
-    hint = "the file is damaged or hostile, or this is a fault of the engine"
-    show.last_error(EngineError(f"the engine gave up: {why}", hint))
+    show.last_error(EngineError(f"the engine gave up: {why}", refusals.abort_hint(why)))
     os._exit(EngineError.exit_code)
 
 
@@ -283,12 +282,14 @@ def _run(arguments: list[str]) -> int:
         show.error(slips.usage_error(problem, arguments, known_verbs()))
         return UsageError.exit_code
     except HgError as problem:
+        if endings.came():  # of a child that was killed
+            return endings.INTERRUPTED
         if os.environ.get("HGGUF_DEBUG"):
             raise
         show.error(problem)
         return problem.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return endings.INTERRUPTED
     except BrokenPipeError:  # `| head -1`: nobody reads any more, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0

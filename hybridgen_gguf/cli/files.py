@@ -1,6 +1,6 @@
 """The verbs about files and the engine: inspect, validate, pull, models, engine. Data from below, text by show.py.
 
-Invariant: no verb here reads weights, except `validate --check-tensors`, or runs anything that a file contains.
+Invariant: no verb here reads weights, except `validate`, or runs anything that a file contains.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ def validate_verb(files: list[str], as_json: bool, check_tensors: bool) -> int:
 
     reports: list[FileReport] = []
     code = 0
-    with Child() as child:
+    with Child() as child, show.status("reading") as say:
         for text in files:
+            say(printable(text))
             try:
                 report = validate_file(_local_file(text), engine_check=child.check, check_tensors=check_tensors)
                 code = code or (0 if report.ok else 1)

@@ -136,8 +136,8 @@ def tune_verb(model: str, place: PlaceFlags, flags: TuneFlags) -> int:
     if not (math.isfinite(quality) and quality >= 0):
         raise UsageError(f"--quality {quality} is out of range", "give 0 or more")
     start = time.monotonic()
-    path, _ = find_shown(model)
     limits = limits_of(place)
+    path, _ = find_shown(model)
     check_can_write(tuned_path(), "HGGUF_DATA")
     prepared = prepare(path, limits, rpc=endpoints_of(place.rpc))
     left = seconds - _LAST_SECONDS - (time.monotonic() - start)

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import BadFile, HgError, NotNumbers, SampleError, UsageError
 from ..plan import Plan
 from ..plan.make import DEFAULT_CONTEXT
+from ..printable import printable
 from . import show
 from .arguments import Question, endpoints_of, limits_of, question_of, sample_changes
+from .endings import INTERRUPTED
 from .options import BenchFlags, PlaceFlags, PlanOutput, PromptFlags, RunOutput, SampleFlags, ThinkFlags
 from .thinking import Thinking, thinking_of
 
@@ -37,13 +39,11 @@ _TEMPLATE_ROOM = 512  # tokens that a chat template may add around a message
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """While inside, Ctrl-C only makes the yielded function true; a second one ends the process at once."""
+    """While inside, Ctrl-C only makes the yielded function true; what takes too long then is ended by `endings`."""
     asked = False
 
     def note(_signal: int, _frame: object) -> None:
         nonlocal asked
-        if asked:
-            os._exit(130)
         asked = True
 
     before = signal.getsignal(signal.SIGINT)
@@ -138,6 +138,7 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     ask, sampling = asked.ask, asked.sampling
     question, thinking = question_of(ask), thinking_of(asked.think)
     seed = None if sampling.seed is None or sampling.seed == -1 else check_seed(sampling.seed)
+    limits_of(place)  # what is wrong with the flags is said before a model is fetched
     path, suggested = find_shown(model)
     options = GenerateOptions(
         max_tokens=None if ask.predict < 0 else ask.predict,
@@ -160,7 +161,10 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
             return 0
         with _open(prepared, place) as opened:
             prompt = _encode(opened, question, ask.chat_template, thinking, renderer)
-            return _answer(opened, prompt, options, output)
+            try:
+                return _answer(opened, prompt, options, output)
+            except NotNumbers as error:
+                raise _explained(error, prepared) from None
     finally:
         if renderer is not None:
             renderer.close()
@@ -179,6 +183,19 @@ def _with_rules(prepared: Prepared, options: GenerateOptions, *, strict: bool) -
     for text in told:
         show.warning(text)
     return replace(options, grammar=rules.text, json_schema=None)
+
+
+def _explained(error: NotNumbers, prepared: Prepared) -> HgError:
+    """Whose fault it is that a model computes NaN: the file's, which is read through to tell, or the computation's."""
+    from ..model_file.validation import bad_numbers
+
+    if found := bad_numbers(prepared.shape.file):
+        more = f", and {len(found) - 1} other tensors do as well" if len(found) > 1 else ""
+        return BadFile(f"{printable(str(prepared.path))}: {found[0]}{more}", "fetch the file, or make it, again")
+    return SampleError(
+        f"{error.what}, though all weights are numbers: a step of the computation overflowed",
+        "try other KV types (-ctk f16 -ctv f16), -fa off, or fewer GPU layers",
+    )
 
 
 def _encode(
@@ -229,7 +246,7 @@ def _answer(opened: LanguageModel, prompt: Prompt, options: GenerateOptions, out
         show.tier_notes(reply)
     if not output.quiet and not output.json:
         show.statistics(reply)
-    return 130 if reply.finish_reason == "cancelled" else 0
+    return INTERRUPTED if reply.finish_reason == "cancelled" else 0
 
 
 def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
@@ -237,6 +254,7 @@ def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
     form = output.form
     if form not in ("table", "args"):
         raise UsageError(f"--format {form} is not known", "one of: table, args")
+    limits_of(place)
     path, _ = find_shown(model)
     made = _prepare(path, place).plan
     if form == "args" and made.placement.tiers is not None:
@@ -272,11 +290,10 @@ def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
     lists = flags.n_prompt, flags.n_gen, flags.n_depth
     if form not in FORMATS:
         raise UsageError(f"-o {form} is not known", f"one of: {', '.join(FORMATS)}")
-    if repeats < 1:
-        raise UsageError(f"-r {repeats} is out of range", "give at least 1")
     n_prompt, n_gen, depths = (_numbers(flag, text) for flag, text in zip(("-p", "-n", "-d"), lists, strict=True))
     tests = tests_of(n_prompt, n_gen, depths)
     needed = max(test.n_depth + max(test.n_prompt, test.n_gen) for test in tests)
+    limits_of(place)
     path, _ = find_shown(model)
     if place.ctx_size is None:
         place = replace(place, ctx_size=needed)
@@ -292,7 +309,7 @@ def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
         stopped = cancelled()
     if records:
         show.answer(formatted(records, bench_settings(path, plan), form) + "\n")
-    return 130 if stopped else 0
+    return INTERRUPTED if stopped else 0
 
 
 def bench_settings(path: Path, plan: Plan) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +51,15 @@ def error(problem: HgError) -> None:
 
 def last_error(problem: HgError) -> None:
     """As `error`, before the process ends without clearing up: a bar is erased and the cursor shown again."""
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        sys.stderr.write("\r\x1b[2K\x1b[?25h")
+    restore_terminal(erase=True)
     error(problem)
+
+
+def restore_terminal(*, erase: bool = False) -> None:
+    """Shows the cursor that a bar had hidden; `erase`: clears the bar's line. Takes no lock and waits for nobody."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.isatty(2) and os.environ.get("TERM") != "dumb" and select.select([], [2], [], 0)[1]:
+            os.write(2, b"\r\x1b[2K\x1b[?25h" if erase else b"\x1b[?25h")
 
 
 def warning(text: str) -> None:

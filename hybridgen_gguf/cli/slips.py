@@ -13,6 +13,7 @@ from typer._click.exceptions import ClickException  # typer exports only some of
 
 from ..errors import Failed, HgError, UsageError
 from ..printable import printable
+from ..processes import error_of
 from . import show
 
 
@@ -55,8 +56,9 @@ def _meant(text: str, command: str, arguments: list[str]) -> str:
 
 def unexpected(problem: Exception) -> HgError:
     """An exception that nobody foresaw: a lack of memory, or a fault of ours."""
-    if isinstance(problem, MemoryError):
-        return Failed("there is not enough memory to go on", "free some, or raise the limit on it (ulimit -v)")
+    known = error_of(problem)
+    if not known.what.startswith("internal error"):
+        return known
     what = " ".join(f"internal error: {type(problem).__name__}: {problem}".split())
     return HgError(what[:300], "this is a fault of hgguf: see --debug")
 

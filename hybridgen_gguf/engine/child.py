@@ -24,6 +24,7 @@ from . import giving_up, refusals
 from .library import BackendDevice
 
 _GRAMMAR_SECONDS, _GRAMMAR_BYTES = 20, 1 << 30  # for compiling a grammar; those that people write take milliseconds
+_NO_FILE = "the list of devices"
 _TIMEOUT = 120.0  # seconds for one answer; a header of 256k tokens takes about one
 
 
@@ -51,13 +52,14 @@ class Child(Closing):
         self.overridden = tuple(answer["overridden"])
         return tuple(BufferBytes(**entry) for entry in answer["buffers"])
 
-    def count_tokens(self, path: Path, text: str) -> int:
+    def count_tokens(self, path: Path, text: str, *, add_special: bool = False) -> int:
         """Tokens of `text` in the vocabulary of `path`. Raises EngineError when the engine does not take the file."""
-        return int(self._ask({"do": "count", "path": os.fspath(path), "text": text})["tokens"])
+        asked = {"do": "count", "path": os.fspath(path), "text": text, "add_special": add_special}
+        return int(self._ask(asked)["tokens"])
 
     def devices(self) -> tuple[BackendDevice, ...]:
         """The devices that the engine sees, RPC servers included. Raises EngineError when one does not answer."""
-        answer = self._ask({"do": "devices", "path": "the list of devices"})
+        answer = self._ask({"do": "devices", "path": _NO_FILE})
         return tuple(BackendDevice(**entry) for entry in answer["devices"])
 
     def grammar(self, path: Path, text: str, *, is_schema: bool) -> tuple[str, str]:
@@ -108,7 +110,8 @@ class Child(Closing):
         how = f"signal {how}" if how.startswith("SIG") else how
         reason = giving_up.reason(words)
         why = f": {reason}" if reason else ""
-        return EngineError(f"the engine crashed on {path} ({how}{why})", refusals.abort_hint(reason))
+        hint = "build the engine again: scripts/setup" if path == _NO_FILE else refusals.abort_hint(reason)
+        return EngineError(f"the engine crashed on {path} ({how}{why})", hint)
 
     def close(self) -> None:
         if self._process is not None:
@@ -142,7 +145,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"devices": [asdict(device) for device in start().devices()]}
     if request["do"] == "count":
         with Model(path, ModelSettings(), vocab_only=True) as model:
-            return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), False, False))}
+            return {"tokens": len(model.tokenize(request["text"].encode("utf-8"), request["add_special"], False))}
     if request["do"] == "grammar":
         return {"grammar": _compiled(path, request["text"], request["is_schema"])}
     if request["do"] == "check":

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import re
 import socket
+import struct
 import sys
 import warnings
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from typing import Any
 from ..errors import EngineError, EngineMismatch, UsageError
 from .abi import declare, ggml, hg, llama
 from .pin import BINDING, COMMIT, GGML_VERSION
+
+_BUILD = "build it again: scripts/setup"
+_ELF = struct.Struct("<16s24xQ10xHH2x")  # e_ident, e_shoff, e_shentsize, e_shnum
 
 
 @dataclass(frozen=True)
@@ -173,12 +177,12 @@ def find() -> Path:
 
 def check(folder: Path) -> bool:
     """True for our engine, False for a stock one of the same version. Raises EngineMismatch for any other."""
+    for name in ("ggml-base", "ggml-cpu", "ggml", "llama"):
+        _check_whole(_file(folder, name))
     try:
         base = ctypes.CDLL(str(_file(folder, "ggml-base")))
     except OSError as error:
-        raise EngineError(
-            f"the engine in {folder} cannot be loaded: {error}", "build it again: scripts/setup"
-        ) from None
+        raise EngineError(f"the engine in {folder} cannot be loaded: {error}", _BUILD) from None
     declared = declare(base, ggml.VERSION)
     version = base.ggml_version().decode() if declared else "unknown"
     patched = declare(base, hg.IDENTITY)
@@ -189,6 +193,24 @@ def check(folder: Path) -> bool:
             "run scripts/setup to build the right one",
         )
     return patched
+
+
+def _check_whole(path: Path) -> None:
+    """A library that was cut would end the process with SIGBUS while it loads. Raises EngineError.
+
+    Source: the ELF header of 64 bits; its table of sections stands at the end of what linkers write.
+    """
+    if not path.exists():
+        return  # backends that are loaded by name, or linked in
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+    if len(head) < _ELF.size or not head.startswith(b"\x7fELF\x02\x01"):
+        if sys.platform == "linux":
+            raise EngineError(f"the engine cannot be loaded: {path} is not a library", _BUILD)
+        return
+    _, offset, size, count = _ELF.unpack(head)
+    if offset + size * count > path.stat().st_size:
+        raise EngineError(f"the engine cannot be loaded: {path} is cut short", _BUILD)
 
 
 def _binding() -> tuple[Any, str]:
@@ -220,7 +242,8 @@ def load() -> Library:
     try:
         api, version = _binding()
     except (ImportError, OSError, RuntimeError) as error:
-        raise EngineError(f"the engine's binding cannot be loaded: {error}", "run scripts/setup again") from None
+        why = str(error).rpartition(f"'{_file(folder, 'llama')}': ")[2]  # without the binding's own words
+        raise EngineError(f"the engine in {folder} cannot be loaded: {why}", _BUILD) from None
     if version != BINDING:
         raise EngineMismatch(
             f"llama-cpp-python {version} is installed; this version needs {BINDING}", "run scripts/setup"

@@ -17,6 +17,7 @@ from .hardware import Device, Hardware
 
 _LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # PCIe, one lane one way, after encoding
 _BIG = 4 << 30
+_ENGINE_VARIABLES = ("HGGUF_ENGINE", "LLAMA_CPP_LIB_PATH")
 _PROFILE = "this machine's profile"
 _KERNEL = "docs.kernel.org/admin-guide"
 #: frequency drivers whose "powersave" follows the load, unlike the kernel's own governor of that name
@@ -50,14 +51,15 @@ def examine(hardware: Hardware, facts: Facts) -> tuple[Finding, ...]:
         *_huge_pages(hardware),
         *_numa(hardware, facts),
         *_wait_policy(facts),
-        *_profile(hardware),
+        *(_profile(hardware) if facts.engine else ()),  # which measures, and so needs the engine
     )
 
 
 def _engine(facts: Facts) -> Iterator[Finding]:
     if not facts.engine:
-        why = f"the engine cannot be used: {facts.problem}"
-        yield Finding("engine missing", why, "nothing runs", "the engine's loader", "scripts/setup")
+        variable = next((name for name in _ENGINE_VARIABLES if name in facts.problem), "")
+        mend = f"unset {variable}  # or build one: scripts/setup" if variable else "scripts/setup"
+        yield Finding("engine missing", facts.problem, "nothing runs", "the engine's loader", mend)
     elif not facts.patched:
         yield Finding(
             "engine unpatched", "the engine is a stock llama.cpp without this project's patches",

@@ -19,8 +19,9 @@ from ..engine.jobs.digest import sha256_of
 from ..engine.pin import SOURCE_SHA256
 from ..errors import EngineError, Failed, UsageError
 from ..folders import cache_folder
-from ..model_file.split import open_model_file
+from ..model_file.split import ModelFile, open_model_file
 from ..model_file.types import row_bytes
+from ..model_file.validation import bad_numbers
 from ..printable import printable
 from . import recipe
 from .folder import Folder, hashed_files, read_folder
@@ -50,7 +51,8 @@ RARE_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """`type`: one of TYPES; `pre_tokenizer`: overrides what the converter would pick, empty otherwise."""
+    """`type`: one of TYPES; `pre_tokenizer`: overrides what the converter would pick, empty otherwise;
+    `bits_after`: a weight, of what will be written beside the target before that is removed."""
 
     folder: Path
     target: Path
@@ -60,6 +62,7 @@ class ConvertOptions:
     allow_pickle: bool = False
     name: str = ""
     source_dir: Path | None = None
+    bits_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def convert(options: ConvertOptions, progress: Progress | None = None) -> Conver
         source_dir = options.source_dir or converter_folder()
         _check_pre_tokenizer(options.pre_tokenizer, source_dir)
         _check_packages()
-        check_room(options.target, _expected_bytes(folder, options.type))
+        check_room(options.target, _expected_bytes(folder, options.type, options.bits_after))
         warnings = starts_again(options.target) + _warnings(options, folder)
         return _run(options, folder, source_dir, warnings, progress)
 
@@ -136,11 +139,12 @@ def _check_packages() -> None:
         )
 
 
-def _expected_bytes(folder: Folder, kind: str) -> int:
-    """Bytes of the result, a little too many: every tensor in the new type, and room for the vocabulary."""
+def _expected_bytes(folder: Folder, kind: str, bits_after: float) -> int:
+    """Bytes of the result, a little too many: every tensor in the new type, and room for the vocabulary; and of what
+    comes after it."""
     each = {"f32": 4.0, "q8_0": row_bytes("Q8_0", 32) / 32}.get(kind, 2.0)
     weights = folder.elements or sum(path.stat().st_size for path in folder.weights) // 2
-    return int(weights * each) + 200 * len(folder.tokens) + (1 << 20)
+    return int(weights * (each + bits_after / 8)) + 200 * len(folder.tokens) + (1 << 20)
 
 
 def _warnings(options: ConvertOptions, folder: Folder) -> tuple[str, ...]:
@@ -175,6 +179,7 @@ def _run(
             done = run_job("convert", _job(options, folder, source_dir, made_of), tell, [scratch], _closed(modules))
         tokens, left_out = _check_result(options, scratch, done["tokens"], folder.ends)
         model = open_model_file(scratch)
+        warnings += _about_numbers(model)
         digest = sha256_of(scratch)
         publish(scratch, options.target)
     finally:
@@ -205,6 +210,12 @@ def _run(
         recipe=made_of,
         warnings=warnings,
     )
+
+
+def _about_numbers(model: ModelFile) -> tuple[str, ...]:
+    found = bad_numbers(model)
+    more = f", and {len(found) - 1} other tensors do as well" if len(found) > 1 else ""
+    return (f"{found[0]}{more}: the folder's weights are damaged, and the model may write nothing",) if found else ()
 
 
 def _job(options: ConvertOptions, folder: Folder, source_dir: Path, made_of: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Invariant: every name maps to one code; `COPY` changes nothing but the container
 from __future__ import annotations
 
 from ..errors import UsageError
+from ..model_file.types import GGML_TYPES, ggml_type
 
 FILE_TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7,
@@ -17,7 +18,18 @@ FILE_TYPES = {
     "TQ1_0": 36, "TQ2_0": 37, "MXFP4_MOE": 38, "Q1_0": 40, "Q2_0": 41, "COPY": 0,
 }  # fmt: skip
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+_KNOWN = frozenset(kind.name for kind in GGML_TYPES.values())
 UNQUANTIZED = frozenset({"F32", "F16", "BF16", "COPY"})
+
+
+def least_bits(name: str) -> float:
+    """Bits a weight that a file of the mix `name` has at least: those of its smallest type; 0 for a copy."""
+    mix = file_type(name)
+    if mix == "COPY":
+        return 0.0
+    # Q4_K_M is Q4_K and larger types; IQ2_M and such, which have a name of their own alone, IQ1_S at least.
+    kind = next((name for name in (mix, mix.rpartition("_")[0], "IQ1_S") if name in _KNOWN), "IQ1_S")
+    return ggml_type(kind).bits
 
 
 def file_type(name: str) -> str:

@@ -27,6 +27,9 @@ _EMBEDDINGS = re.compile(
 )
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 _QUANTIZED = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "bnb": "bitsandbytes"}
+_READ = {"", "bitnet", "compressed-tensors", "fp8", "modelopt", "mxfp4"}  # the converter turns these back into floats
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)\.")
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _QUANTIZED_TENSORS = ((".qweight", "GPTQ or AWQ"), (".SCB", "bitsandbytes"), (".quant_state.", "bitsandbytes"))
 
 
@@ -57,10 +60,12 @@ def read_folder(path: Path, allow_pickle: bool = False) -> Folder:
         raise NotFound(f"{shown(path)} does not exist")
     if not path.is_dir():
         raise UsageError(f"{shown(path)} is not a folder", "give the folder with config.json and the weights")
-    weights, pickled = _weights(path, allow_pickle)
+    _refuse_adapter(path)
     config = _json(path / "config.json", required=True)
     _refuse_quantized(path, config)
+    weights, pickled = _weights(path, allow_pickle)
     tensors = {} if pickled else _tensors(path, weights)
+    _check_layers(path, config, tensors)
     rows = next((shape[0] for name, (_, shape) in tensors.items() if _EMBEDDINGS.search(name) and len(shape) == 2), 0)
     tokens = _tokens(path)
     _check_vocabulary(path, rows, tokens)
@@ -103,7 +108,6 @@ def _weights(path: Path, allow_pickle: bool) -> tuple[tuple[Path, ...], bool]:
         return tuple(parts), False
     pickles = sorted(path.glob("pytorch_model*.bin"))
     if not pickles:
-        _refuse_adapter(path)
         raise NotFound(
             f"{shown(path)} holds no weights", "model.safetensors or model-00001-of-0000N.safetensors is expected"
         )
@@ -117,7 +121,8 @@ def _weights(path: Path, allow_pickle: bool) -> tuple[tuple[Path, ...], bool]:
 
 
 def _refuse_adapter(path: Path) -> None:
-    if (path / "adapter_config.json").exists():
+    whole = any(path.glob("model*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+    if (path / "adapter_config.json").exists() and not whole:
         base = printable(
             str(_json(path / "adapter_config.json").get("base_model_name_or_path", "another model")), limit=100
         )
@@ -155,18 +160,41 @@ def _check_numbering(parts: list[Path]) -> None:
 
 
 def _refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    method = str(quantization.get("quant_method", "")).lower() if isinstance(quantization, dict) else ""
-    if (
-        isinstance(quantization, dict)
-        and not method
-        and (quantization.get("load_in_4bit") or quantization.get("load_in_8bit"))
-    ):
+    for holder in (config, config.get("text_config")):
+        if isinstance(holder, dict) and (kind := _quantized_with(holder)):
+            raise _already(path, kind)
+    if (path / "quantize_config.json").exists() and "quantization_config" not in config:
+        raise _already(path, _QUANTIZED["gptq"])
+
+
+def _quantized_with(config: Mapping[str, Any]) -> str:
+    """The name of the method, empty for none and for those that the converter reads."""
+    found = config.get("quantization_config")
+    if isinstance(config.get("quantization"), dict) and found is None:
+        return "MLX"
+    if not isinstance(found, dict):
+        return ""
+    method = str(found.get("quant_method") or "").lower()
+    if not method and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         method = "bitsandbytes"
-    if not method and (path / "quantize_config.json").exists():
-        method = "gptq"
-    if method in _QUANTIZED:
-        raise _already(path, _QUANTIZED[method])
+    return "" if method in _READ else _QUANTIZED.get(method, printable(method, limit=40))
+
+
+def _check_layers(path: Path, config: Mapping[str, Any], tensors: Mapping[str, object]) -> None:
+    """Every layer that config.json promises must have a tensor."""
+    text = config.get("text_config")
+    holders = (config, text if isinstance(text, dict) else {})
+    counts = [holder[key] for holder in holders for key in _LAYER_COUNTS if type(holder.get(key)) is int]
+    found = {int(match[1]) for match in map(_LAYER.search, tensors) if match}
+    if not counts or not found:
+        return
+    absent = counts[0] - sum(number < counts[0] for number in found)
+    if absent > 0:
+        first = next(number for number in range(counts[0]) if number not in found)
+        raise BadFile(
+            f"{shown(path)} lacks {absent} of {counts[0]} layers; layer {first} is the first that is absent",
+            "fetch the folder again: files with weights are missing, or config.json is another model's",
+        )
 
 
 def _already(path: Path, kind: str) -> Failed:

@@ -41,7 +41,6 @@ class Forecast:
     tensors: tuple[TensorForecast, ...]
     fallbacks: tuple[Fallback, ...]
     file_bytes: tuple[int, ...]
-    needs_imatrix: bool
     warnings: tuple[str, ...]
 
     @property
@@ -59,11 +58,40 @@ class Forecast:
         return dict(Counter(tensor.type for tensor in self.tensors).most_common())
 
     @property
+    def needing_imatrix(self) -> dict[str, list[str]]:
+        """Type (Q2_K_S: the mix) → tensors that cannot have it without an importance matrix."""
+        found: dict[str, list[str]] = {}
+        for tensor in self.tensors:
+            if tensor.type != tensor.source_type and _needs_imatrix(tensor, self.type):
+                kind = self.type if tensor.type == "Q2_K" else tensor.type  # Q2_K_S, and no other mix with Q2_K
+                found.setdefault(kind, []).append(tensor.name)
+        return found
+
+    @property
     def fallback_share(self) -> float:
         """Share of the weights in tensors that fell back, 0 to 1."""
         names = {fallback.tensor for fallback in self.fallbacks}
         weights = sum(tensor.weights for tensor in self.tensors)
         return sum(tensor.weights for tensor in self.tensors if tensor.name in names) / weights if weights else 0.0
+
+
+# ggml_quantize_requires_imatrix (ggml.c), and the types whose result tensor_requires_imatrix (llama-quant.cpp) calls
+# garbage, but for embeddings and output.
+_NEVER_WITHOUT = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS"})
+_GARBAGE_WITHOUT = frozenset({"IQ3_XXS", "IQ2_S", "IQ1_M"})
+_EDGES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
+
+
+def _needs_imatrix(tensor: TensorForecast, mix: str) -> bool:
+    if tensor.type in _NEVER_WITHOUT:
+        return True
+    inside = tensor.name not in _EDGES
+    return inside and (tensor.type in _GARBAGE_WITHOUT or (tensor.type == "Q2_K" and mix == "Q2_K_S"))
+
+
+def mix_needs_imatrix(mix: str) -> bool:
+    """Whether most tensors of the mix cannot do without one."""
+    return mix in _NEVER_WITHOUT | _GARBAGE_WITHOUT | {"IQ2_M", "Q2_K_S"}
 
 
 def as_json(plan: Forecast) -> dict[str, Any]:
@@ -77,7 +105,7 @@ def as_json(plan: Forecast) -> dict[str, Any]:
             {"tensor": f.tensor, "columns": f.columns, "wanted": f.wanted, "used": f.used} for f in plan.fallbacks
         ],
         "fallback_share": round(plan.fallback_share, 4),
-        "needs_imatrix": plan.needs_imatrix,
+        "needs_imatrix": bool(plan.needing_imatrix),
         "warnings": list(plan.warnings),
     }
 

@@ -6,7 +6,7 @@ an interruption lies beside it as `NAME.partial` and is removed at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from ..errors import UsageError
 from ..loader import prepare
 from ..model_file.split import open_model_file
 from ..plan import Limits
+from .enough import check_text
 from .job import run_job, stoppable
-from .target import check_source, check_target, publish, remove, scratch_for, shown, sweep
+from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, sweep
 
 Progress = Callable[[int, int], None]
+_VALUE_BYTES = 20  # of the result, of what is saved on the way, and of the next such file before it replaces that
 _SAVE_EVERY = 20.0  # seconds between saves; what an interruption costs at most
 
 
@@ -61,11 +63,18 @@ def imatrix(options: ImatrixOptions, progress: Progress | None = None) -> Imatri
             raise UsageError(f"{shown(options.text)} holds no text", "give a text file of some 100 KB or more")
         model = open_model_file(options.model)
         check_target(options.target, [*model.paths, options.text])
+        check_room(options.target, _VALUE_BYTES * sum(_values(t.shape) for t in model.tensors))
+        check_text(model, options.text, 2 * options.chunk)
         sweep(options.target)
         partial = options.target.with_name(options.target.name + ".partial")
         text_sha256 = sha256_of(options.text)
         facts = {"dataset": options.text.name, "text_sha256": text_sha256, "model_sha256": sha256_of(*model.paths)}
         return _run(options, model.path, partial, facts, progress)
+
+
+def _values(shape: Sequence[int]) -> int:
+    """Entries of a matrix for a weight tensor, at most."""
+    return shape[0] * (shape[2] if len(shape) > 2 else 1) if len(shape) > 1 else 0
 
 
 def _run(

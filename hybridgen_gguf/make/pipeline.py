@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.jobs.imatrix_file import read_summary
 from ..errors import HgError, UsageError
 from ..model_file.split import open_model_file
 from ..model_file.types import padded
 from . import recipe
-from .forecast import Forecast
+from .enough import check_logits_room, check_text
+from .file_types import file_type, least_bits
+from .forecast import Forecast, mix_needs_imatrix
 from .forecast import as_json as forecast_json
 from .job import stoppable
 from .quantize import QuantizeOptions, QuantizeResult, forecast, job_options, quantize, refuse
@@ -66,6 +69,7 @@ def make(options: MakeOptions, progress: Progress) -> Made:
     again = starts_again(options.quantize.target)
     with stoppable(), work_folder(options.quantize.target) as work:
         quantizing, warnings = _as_gguf(options.quantize, work, progress)
+        _check_text(options, quantizing.source)
         quantizing, measured = _with_chosen_types(options, quantizing, work, progress)
         result = quantize(quantizing, lambda _name, done, of: progress("quantizing", done, of))
         found = _report(options, quantizing.source, result, progress) if options.report else None
@@ -107,19 +111,40 @@ def _check(options: MakeOptions) -> None:
     if options.target_bpw is not None and options.target_bytes is not None:
         raise UsageError("--target-bpw and --target-size were both given", "choose one")
     if options.target_bpw is not None and not 1 <= options.target_bpw <= 32:
-        raise UsageError(f"{options.target_bpw} bits per weight make no sense", "between 2 and 16 is usual")
+        raise UsageError(f"--target-bpw {options.target_bpw:g} is out of range", "between 2 and 16 is usual")
     if targets and (options.quantize.tensor_types or options.quantize.pure):
         raise UsageError("--target-* chooses the types itself; --tensor-type and --pure cannot go with it", "drop one")
     if not options.quantize.type and not targets:
         raise UsageError("no TYPE was given", "such as Q4_K_M, or a size with --target-bpw or --target-size")
     if (targets or options.report) and options.text is None:
         raise UsageError("--report and --target-* measure on a text, and none was given", "add --text FILE")
+    _check_before_converting(options.quantize)
     for path in (options.quantize.source, *([options.text] if options.text else [])):
         check_source(path)
     if options.plot is not None:
         check_target(
             options.plot, [options.quantize.source, options.quantize.target, *([options.text] if options.text else [])]
         )
+
+
+def _check_text(options: MakeOptions, source: Path) -> None:
+    """What is read at the end must be enough, and what is kept meanwhile must fit, before the work begins."""
+    if options.text is None:
+        return
+    model = open_model_file(source)
+    rate = check_text(model, options.text, options.chunk)
+    if options.report:
+        check_logits_room(model, options.text, rate, options.chunk, options.most_chunks)
+
+
+def _check_before_converting(options: QuantizeOptions) -> None:
+    """What `quantize` would refuse after the minutes of a conversion."""
+    mix = file_type(options.type) if options.type else ""
+    if options.imatrix is None and mix_needs_imatrix(mix):
+        raise UsageError(f"{mix} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix")
+    if options.imatrix is not None:
+        check_source(options.imatrix)
+        read_summary(options.imatrix)
 
 
 def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[QuantizeOptions, tuple[str, ...]]:
@@ -131,7 +156,8 @@ def _as_gguf(options: QuantizeOptions, work: Path, progress: Progress) -> tuple[
     check_target(options.target, [options.source])
     work.mkdir(exist_ok=True)
     name = options.source.resolve().name
-    done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name), progress)
+    after = least_bits(options.type) if options.type else 0.0
+    done = convert(ConvertOptions(options.source, work / f"{name}.gguf", name=name, bits_after=after), progress)
     return replace(options, source=done.path), done.warnings
 
 
@@ -152,7 +178,7 @@ def _with_chosen_types(
     bpw = options.target_bpw or 8 * (options.target_bytes or 0) / weights
     base = replace(quantizing, type=quantizing.type or next((name for most, name in _NEAREST if bpw < most), "Q8_0"))
     first = forecast(base)
-    refuse(base, replace(first, fallbacks=(), needs_imatrix=False))
+    refuse(base, first, types_are_final=False)
     measured = options.measured
     if measured is None:
         work.mkdir(exist_ok=True)

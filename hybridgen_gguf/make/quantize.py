@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..engine.child import check_loads
 from ..engine.jobs.digest import sha256_of
 from ..errors import BadFile, EngineError, Failed, UsageError
+from ..model_file.kinds import kind_of
 from ..model_file.split import ModelFile, open_model_file
 from ..model_file.types import ALIGNMENT, ggml_type, padded, tensor_bytes
-from . import recipe
+from . import importance, recipe
 from .file_types import FILE_TYPES, UNQUANTIZED, file_type
 from .forecast import Fallback, Forecast, TensorForecast
 from .job import run_job, stoppable
 from .target import check_room, check_source, check_target, publish, remove, scratch_for, shown, starts_again
+from .ternary import about_types
 
 Progress = Callable[[str, int, int], None]
+_MANIFEST_BYTES = 256  # of the manifest, for each tensor
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
 
 
@@ -79,6 +83,7 @@ def quantize(options: QuantizeOptions, progress: Progress | None = None) -> Quan
     with stoppable():
         model, warnings = _checked(options)
         check_target(options.target, [*model.paths, *([options.imatrix] if options.imatrix else [])])
+        _check_opens(model)
         for part in _part_names(options, model):
             check_target(part, model.paths)
         # The source is hashed while it is quantized; its digest is put into the header at the end.
@@ -104,7 +109,16 @@ def _checked(options: QuantizeOptions) -> tuple[ModelFile, tuple[str, ...]]:
     if not model.tensors:
         raise BadFile(f"{shown(options.source)} holds no tensors", "give a model file")
     _check_patterns(options, model)
+    if options.imatrix is not None:
+        importance.check_fits(options.imatrix, model)
     return model, ()
+
+
+def _check_opens(model: ModelFile) -> None:
+    """What the other verbs refuse is not made smaller either."""
+    if kind_of(model) is None and (problem := check_loads(model.path)):
+        named = problem if str(model.path) in problem else f"{shown(model.path)}: {problem}"
+        raise BadFile(named, "see: hgguf validate")
 
 
 def _check_patterns(options: QuantizeOptions, model: ModelFile) -> None:
@@ -203,14 +217,15 @@ def _as_forecast(
     kinds = sorted({t.source_type for t in tensors if _requantized(t)})
     if kinds and options.allow_requantize:
         warnings += (f"the source is already quantized ({', '.join(kinds)}): quality drops below that of the original",)
-    return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, found["needs_imatrix"], warnings)
+    warnings += about_types(model, tensors)
+    return Forecast(file_type(options.type), tensors, fallbacks, file_bytes, warnings)
 
 
 def _requantized(tensor: TensorForecast) -> bool:
     return tensor.source_type not in _PLAIN and tensor.type != tensor.source_type
 
 
-def refuse(options: QuantizeOptions, plan: Forecast) -> None:
+def refuse(options: QuantizeOptions, plan: Forecast, *, types_are_final: bool = True) -> None:
     """Raises the reason why a run as forecast would be wrong or unwanted."""
     kinds = sorted({tensor.source_type for tensor in plan.tensors if _requantized(tensor)})
     if kinds and not options.allow_requantize:
@@ -218,10 +233,9 @@ def refuse(options: QuantizeOptions, plan: Forecast) -> None:
             f"{shown(options.source)} is already quantized ({', '.join(kinds)})",
             "start from the F16 or BF16 original, or pass --allow-requantize and lose quality",
         )
-    if plan.needs_imatrix and options.imatrix is None:
-        raise UsageError(
-            f"{plan.type} needs an importance matrix", "make one with hgguf imatrix and pass it with --imatrix"
-        )
+    if not types_are_final:
+        return
+    importance.check_covers(options.imatrix, plan)
     if options.strict and plan.fallbacks:
         first = plan.fallbacks[0]
         raise Failed(
@@ -254,7 +268,7 @@ def _run(
         if "ask" in event:
             plans.append(_as_forecast(event["ask"], options, model, warnings))
             refuse(options, plans[0])
-            check_room(options.target, plans[0].bytes)
+            check_room(options.target, plans[0].bytes + _MANIFEST_BYTES * len(plans[0].tensors))
         elif progress is not None:
             progress(event["tensor"], event["done"], event["of"])
 
@@ -270,6 +284,8 @@ def _run(
     finally:
         remove(scratch)
     warnings = plan.warnings + _about_imatrix(done["missing_imatrix"])
+    if options.imatrix is not None:
+        warnings += importance.about_origin(options.imatrix, done["source_sha256"])
     manifest = recipe.write_manifest(options.target, _manifest(plan, targets, hashes, made_of))
     return QuantizeResult(plan, tuple(targets), hashes, manifest, made_of, warnings)
 

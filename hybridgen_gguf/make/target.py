@@ -70,12 +70,17 @@ def check_target(target: Path, inputs: Iterable[Path]) -> None:
 
 def check_room(target: Path, needed: int) -> None:
     """Raises NoSpace when the target's disk has fewer than `needed` bytes free."""
-    free = shutil.disk_usage(target.parent).free
+    free = free_bytes(target.parent)
     if free < needed:
         raise NoSpace(
             f"{shown(target)} needs {format_size(needed)}, and its disk has {format_size(free)} free",
             "free some space, or write to another disk",
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the disk of `folder`."""
+    return shutil.disk_usage(folder).free
 
 
 def scratch_for(target: Path) -> Path:

@@ -156,7 +156,7 @@ class _HeaderReader:
             raise src.bad("key 'general.alignment' is not a power of two")
         tensors = tuple(self._tensor(index) for index in range(n_tensors))
         data_offset = round_up(src.pos, alignment) if tensors else src.pos
-        self._check_order(tensors, alignment)
+        self._check_order(tensors, alignment, src.size - data_offset)
         self._check_end(tensors, data_offset)
         return Header(self._path, version, metadata, tensors, data_offset, src.size, alignment)
 
@@ -239,25 +239,22 @@ class _HeaderReader:
         elements = math.prod(shape)
         if max(shape, default=1) >= 1 << 63 or elements >= 1 << 63:
             raise src.bad(f"{where} has the absurd shape {list(shape)}")
+        if 0 in shape:
+            raise src.bad(f"{where} has the shape {list(shape)}, with a dimension of zero")
         row = shape[0] if shape else 1
         if row % kind.block:
             raise src.bad(f"{where} has rows of {row}, not a multiple of {kind.name}'s block of {kind.block}")
         return TensorInfo(name, shape, kind.name, offset, elements // kind.block * kind.bytes)
 
-    def _check_order(self, tensors: tuple[TensorInfo, ...], alignment: int) -> None:
+    def _check_order(self, tensors: tuple[TensorInfo, ...], alignment: int, size: int) -> None:
         seen: set[str] = set()
         end = 0
-        for tensor in tensors:
+        for index, tensor in enumerate(tensors):
             if tensor.name in seen:
                 raise self._source.bad(f"{_tensor(tensor.name)} appears twice")
             seen.add(tensor.name)
             if tensor.offset != end:
-                if tensor.offset % alignment:
-                    fault = f"starts at an offset that is not a multiple of {alignment}"
-                else:
-                    fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
-                at = f"offset {tensor.offset:,}, expected {end:,}"
-                raise self._source.bad(f"{_tensor(tensor.name)} {fault}: {at}")
+                raise self._source.bad(_misplaced(tensors, index, end, alignment, size))
             end = round_up(tensor.offset + tensor.bytes, alignment)
 
     def _check_end(self, tensors: tuple[TensorInfo, ...], data_offset: int) -> None:
@@ -269,6 +266,28 @@ class _HeaderReader:
                 f"{_tensor(first.name)} runs past the end; "
                 f"{expected:,} bytes expected, {size:,} present ({expected - size:,} missing)"
             )
+
+
+def _misplaced(tensors: tuple[TensorInfo, ...], index: int, end: int, alignment: int, size: int) -> str:
+    """Which tensor is at fault where tensor `index` does not start at `end`: that one, or the shape of the one before.
+
+    The shape is, when the tensor's own offset and size lead to the next tensor, or to the end of the data (`size`).
+    """
+    tensor = tensors[index]
+    own_end = round_up(tensor.offset + tensor.bytes, alignment)
+    following = tensors[index + 1].offset if index + 1 < len(tensors) else round_up(size, alignment)
+    room = tensor.offset - tensors[index - 1].offset if index else 0
+    if room > 0 and not tensor.offset % alignment and following == own_end:
+        before = tensors[index - 1]
+        return (
+            f"{_tensor(before.name)} has the shape {list(before.shape)} of {before.type}, which takes {before.bytes:,} "
+            f"bytes, where there are {room:,}"
+        )
+    if tensor.offset % alignment:
+        fault = f"starts at an offset that is not a multiple of {alignment}"
+    else:
+        fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
+    return f"{_tensor(tensor.name)} {fault}: offset {tensor.offset:,}, expected {end:,}"
 
 
 def _key(name: str) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..errors import BadFile, HgError, NotFound
 from ..printable import printable
-from .header import Header, TensorInfo, Value, read_header
+from ..units import round_up
+from .header import MAGIC, Header, TensorInfo, Value, read_header
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
@@ -95,6 +96,12 @@ def _siblings(path: Path, match: re.Match[str]) -> tuple[Path, ...]:
 
 def _part_paths(path: Path, header: Header, count: int) -> tuple[Path, ...]:
     number = header.metadata.get("split.no")
+    if _another_follows(header):
+        raise BadFile(
+            f"{printable(str(path))} holds several parts of a model of {count}, one behind the other",
+            "parts are not joined like that: keep them as files of their own, or use llama.cpp's "
+            "llama-gguf-split --merge",
+        )
     if not isinstance(number, int) or not 0 <= number < count:
         raise BadFile(f"{printable(str(path))} has a bad split.no: {number} of {count} parts")
     for candidate in (path, path.resolve()):
@@ -110,6 +117,18 @@ def _part_paths(path: Path, header: Header, count: int) -> tuple[Path, ...]:
         f"{printable(str(path))} is part {number + 1} of {count} of a model, and its name does not lead to the others",
         f"name the parts NAME-00001-of-{count:05d}.gguf and so on, in one folder",
     )
+
+
+def _another_follows(header: Header) -> bool:
+    """Whether another GGUF file begins where this one ends (`cat` was used to join parts)."""
+    last = header.tensors[-1] if header.tensors else None
+    end = header.data_offset + (last.offset + last.bytes if last else 0)
+    with header.path.open("rb") as file:
+        for place in {end, round_up(end, header.alignment)}:
+            file.seek(place)
+            if file.read(len(MAGIC)) == MAGIC:
+                return True
+    return False
 
 
 def _read_part(path: Path, index: int, count: int) -> Header:

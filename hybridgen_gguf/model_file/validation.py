@@ -19,6 +19,7 @@ from .header import ArrayView, TensorInfo
 from .kinds import kind_of
 from .shape import shape_of
 from .split import ModelFile, open_model_file
+from .types import GgmlType, ggml_type
 
 EngineCheck = Callable[[Path], str | None]
 _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "separator", "padding", "mask", "cls")
@@ -50,7 +51,7 @@ def validate_files(
 def validate_file(
     path: str | os.PathLike[str], engine_check: EngineCheck | None = None, check_tensors: bool = False
 ) -> FileReport:
-    """Checks one file (with all parts of its set). `check_tensors`: also looks for NaN and Inf in every float."""
+    """Checks one file (with all parts of its set). `check_tensors`: also looks for NaN and Inf in all weights."""
     path = Path(path)
     shown = printable(str(path))
     try:
@@ -138,31 +139,54 @@ def _rows(file: ModelFile, n_tokens: int) -> list[str]:
 
 
 def bad_numbers(file: ModelFile) -> list[str]:
-    """Float tensors (F32, F16, BF16, F64) that hold NaN or Inf. Reads all of them, 16 MiB at a time."""
+    """Tensors that hold NaN or Inf, in floats or in the scales of blocks. Reads all of them, 16 MiB at a time."""
     return [
-        f"tensor '{printable(tensor.name)}' holds {count:,} values that are NaN or infinite"
+        f"tensor '{printable(tensor.name)}' holds NaN or infinity in {count:,} {what}{'s' if count > 1 else ''}"
         for header in file.headers
         for tensor in header.tensors
-        if tensor.type in _EXPONENTS and (count := _count_bad(header.path, header.data_offset, tensor))
+        for what in ("value" if tensor.type in _EXPONENTS else "scale",)
+        if (count := _count_bad(header.path, header.data_offset, tensor))
     ]
 
 
 # The bits of the exponent, all set in NaN and Inf alone, by format.
 _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F64": ("<u8", 0x7FF << 52)}
+# Where the F16 scales of a block lie, in bytes from its start. Source: ggml_validate_row_data (ggml-quants.c) and the
+# blocks in ggml-common.h of the pinned engine; a test compares the two. Scales of NVFP4 are always numbers.
+_SCALES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "Q1_0", "Q2_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+_SCALE_NAN = 0xFF  # of MXFP4: E8M0
 
 
 def _count_bad(path: Path, data_offset: int, tensor: TensorInfo) -> int:
-    import numpy as np
-
-    word, mask = _EXPONENTS[tensor.type]
+    kind = ggml_type(tensor.type)
+    most = _BLOCK // kind.bytes * kind.bytes
     bad, left = 0, tensor.bytes
     with path.open("rb") as file:
         file.seek(data_offset + tensor.offset)
         while left:
-            block = file.read(min(left, _BLOCK))
+            block = file.read(min(left, most))
             if not block:
                 break
-            words = np.frombuffer(block, dtype=word)
-            bad += int(np.count_nonzero((words & mask) == mask))
+            bad += _bad_in(block, kind)
             left -= len(block)
     return bad
+
+
+def _bad_in(block: bytes, kind: GgmlType) -> int:
+    import numpy as np
+
+    if kind.name in _EXPONENTS:
+        word, mask = _EXPONENTS[kind.name]
+        return int(np.count_nonzero((np.frombuffer(block, dtype=word) & mask) == mask))
+    rows = np.frombuffer(block[: len(block) // kind.bytes * kind.bytes], np.uint8).reshape(-1, kind.bytes)
+    if kind.name == "MXFP4":
+        return int(np.count_nonzero(rows[:, 0] == _SCALE_NAN))
+    if kind.name == "IQ1_M":  # the scale's exponent is spread over two of its bytes
+        return int(np.count_nonzero((rows[:, 55] & 0x70 == 0x70) & (rows[:, 53] & 0xC0 == 0xC0)))
+    # The high byte of an F16 has the exponent.
+    return sum(int(np.count_nonzero((rows[:, at + 1] & 0x7C) == 0x7C)) for at in _SCALES.get(kind.name, ()))

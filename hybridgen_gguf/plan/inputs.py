@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from ..machine.hardware import Hardware
 from ..machine.rates import Rates
 from ..model_file.shape import ModelShape
+from ..units import format_size
 from .cost import ModelWork
 from .types import Draft, Limits, MemoryUse, Reason
 
-HOST_MARGIN = 256 << 20
 DEVICE_MARGIN = 256 << 20
 
 BytesOf = Callable[[Draft], tuple[MemoryUse, ...]]
@@ -54,9 +54,19 @@ class Given:
 
 
 def host_budget(hardware: Hardware, limits: Limits) -> int:
-    """Bytes of host memory that a plan may take: free memory less a margin, or --ram when that is less."""
-    free = max(hardware.memory.available - HOST_MARGIN, 0)
+    """Bytes of host memory that a plan may take: free memory less a reserve, or --ram when that is less."""
+    free = max(hardware.memory.available - hardware.memory.reserve, 0)
     return min(free, limits.ram) if limits.ram is not None else free
+
+
+def host_limit(hardware: Hardware, limits: Limits) -> tuple[str, str]:
+    """What sets `host_budget`: its name, and the same with its figures."""
+    memory, budget = hardware.memory, host_budget(hardware, limits)
+    if limits.ram is not None and budget == limits.ram:
+        return "--ram", f"--ram is {format_size(budget)}"
+    name = memory.available_reason or "free memory"
+    left = f"{name} leaves {format_size(memory.available)}"
+    return name, f"{left}, of which {format_size(memory.reserve)} are kept for what is not planned"
 
 
 def device_budgets(hardware: Hardware, limits: Limits) -> dict[str, int]:

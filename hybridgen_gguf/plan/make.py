@@ -20,7 +20,7 @@ from .choose import choose_placement
 from .cost import work_of
 from .explain import explain_lock, explain_memory, explain_prediction
 from .idle import note_idle
-from .inputs import BytesOf, Given, Notes, depth_of, host_budget, largest
+from .inputs import BytesOf, Given, Notes, depth_of, host_budget, host_limit, largest
 from .predict import predict
 from .threads import choose_threads
 from .tiers import with_tiers
@@ -136,14 +136,14 @@ def _fit_host(given: Given, notes: Notes, draft: Draft) -> tuple[Draft, tuple[Me
     if needed <= budget:
         return draft, used
     room = largest_context(given.hardware, given.limits, draft, given.bytes_of)
-    limit = "--ram" if given.limits.ram is not None and budget == given.limits.ram else "free memory"
+    limit, figures = host_limit(given.hardware, given.limits)
     if room and given.limits.n_ctx is None:
         notes.instead("n_ctx", room, f"capped by {limit} ({format_size(budget)})")
         notes.warnings.append(f"context capped to {room} tokens by {limit}")
         capped = draft.with_context(room)
         return capped, given.bytes_of(capped)
     wanted = f"a context of {draft.context.n_ctx} tokens needs {format_size(needed)} of memory"
-    what = f"{wanted}, and {limit} is {format_size(budget)}"
+    what = f"{wanted}, and {figures}"
     if room:
         raise DoesNotFit(what, f"{room} tokens would fit: -c {room}", {"n_ctx": room})
     raise DoesNotFit(what, "not even the smallest context fits: use a smaller model or quantization")

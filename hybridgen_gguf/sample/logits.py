@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SampleError
+from ..errors import NotNumbers, SampleError
 from . import portable
 from .noise import BLOCK
 
@@ -79,14 +79,13 @@ def log_sum_exp(values: Logits) -> float:
     return largest + math.log(float(np.exp(wide - largest).sum())) if largest > -math.inf else -math.inf
 
 
+_NOT_NUMBERS = "`hgguf validate` names weights that are NaN or infinite; if there are none, try another KV type"
+
+
 def check_numbers(largest: float, position: int) -> None:
     if math.isnan(largest):
-        raise SampleError(
-            f"the model's logits at position {position} hold NaN", "the model file may be damaged: hgguf validate"
-        )
+        raise NotNumbers(f"the model's logits at position {position} hold NaN", _NOT_NUMBERS)
     if largest == math.inf:
-        raise SampleError(
-            f"the model's logits at position {position} hold infinity", "try another KV type or fewer GPU layers"
-        )
+        raise NotNumbers(f"the model's logits at position {position} hold infinity", _NOT_NUMBERS)
     if largest == -math.inf:
         raise SampleError(f"no token is left to choose from at position {position}", "loosen --logit-bias")

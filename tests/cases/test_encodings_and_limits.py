@@ -100,7 +100,7 @@ def limited(tiny: Path, limit: int, value: int, *flags: str) -> Done:
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@pytest.mark.parametrize("mib", [120, 150, 200, 300])
+@pytest.mark.parametrize("mib", [120, 150, 200])
 def test_d28_little_address_space(tiny: Path, mib: int) -> None:
     done = limited(tiny, resource.RLIMIT_AS, mib << 20)
     assert done.code in (1, 3) and "error: " in done.err and "Traceback" not in done.err, done

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from hybridgen_gguf.cli import app as cli
 
+# The command line prints what Python warns of; here it would be an error.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 EXAMPLES = int(os.environ.get("HGGUF_FUZZ_EXAMPLES", "40"))
 SLOWEST = 10.0  # seconds
 bounded = settings(
@@ -30,7 +32,7 @@ FLAGS = {
         for parameter in cli.known_verbs()[verb].params
         if parameter.param_type_name == "option" and parameter.name not in LEFT_OUT
     ]
-    for verb in ("run", "plan")
+    for verb in ("run", "plan", "bench", "quantize", "imatrix", "convert", "validate", "inspect")
 }
 NUMBERS = st.one_of(
     st.integers(-(1 << 70), 1 << 70),
@@ -88,6 +90,33 @@ def test_plan_flags(tiny: Path, capsys: pytest.CaptureFixture[str], words: list[
 @given(words=flags("run"))
 def test_run_flags(tiny: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     tried(capsys, "run", tiny, "-p", "hi", "-n", 2, *words)
+
+
+@pytest.mark.parametrize("verb", ["bench", "quantize", "imatrix", "convert", "validate", "inspect"])
+@settings(bounded, max_examples=max(EXAMPLES // 2, 1))
+@given(data=st.data())
+def test_flags_of_other_verbs(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, data: st.DataObject
+) -> None:
+    """Behind the flags stand those that keep the work small; what is written must be whole or absent."""
+    (tmp_path / "t.txt").write_text("The quick brown fox. " * 40, encoding="utf-8")
+    (tmp_path / "hf").mkdir(exist_ok=True)
+    out = tmp_path / "o.gguf"
+    out.unlink(missing_ok=True)
+    words = data.draw(flags(verb))
+    before = {
+        "quantize": (tiny, out, "Q8_0"),
+        "imatrix": (tiny, "-f", tmp_path / "t.txt", "-o", out),
+        "convert": (tmp_path / "hf", out),
+    }.get(verb, (tiny,))
+    after = {
+        "bench": ("-p", 4, "-n", 1, "-d", 0, "-r", 1),
+        "imatrix": ("--chunk", 64, "--chunks", 1, "-o", out, "-f", tmp_path / "t.txt"),
+    }.get(verb, ())
+    done = tried(capsys, verb, *before, *words, *after)
+    assert not list(tmp_path.glob(".hgguf-*")), done
+    if out.exists():
+        assert out.read_bytes()[:4] == b"GGUF" and done.code == 0, done
 
 
 @bounded

@@ -11,7 +11,9 @@ from .spread import plain
 
 TESTS = "Tests"
 
-Repetitions = Annotated[int, plain(TESTS, "Repetitions of each test; medians are shown.", "-r", "--repetitions")]
+Repetitions = Annotated[
+    int, plain(TESTS, "Repetitions of each test; medians are shown.", "-r", "--repetitions", least=1, most=10_000)
+]
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,12 @@ class AttentionBenchFlags:
         "f16,q8_0,q4_0"
     )
     cells: Annotated[str, plain(TESTS, "Tokens in the KV cache, separated by commas.", "--cells")] = "2048,8192,32768"
-    heads: Annotated[int, plain(TESTS, "Query heads.", "--heads")] = 32
-    kv_heads: Annotated[int, plain(TESTS, "Heads of K and V.", "--kv-heads")] = 8
-    head_size: Annotated[int, plain(TESTS, "Values in a head.", "--head-size")] = 128
-    tokens: Annotated[int, plain(TESTS, "Query tokens: 1 is decode, many are prefill.", "--tokens")] = 1
+    heads: Annotated[int, plain(TESTS, "Query heads.", "--heads", least=1, most=4096)] = 32
+    kv_heads: Annotated[int, plain(TESTS, "Heads of K and V.", "--kv-heads", least=1, most=4096)] = 8
+    head_size: Annotated[int, plain(TESTS, "Values in a head.", "--head-size", least=1, most=4096)] = 128
+    tokens: Annotated[
+        int, plain(TESTS, "Query tokens: 1 is decode, many are prefill.", "--tokens", least=1, most=1 << 20)
+    ] = 1
     threads: JobThreads = 0
     repetitions: Repetitions = 5
     json: Json = False

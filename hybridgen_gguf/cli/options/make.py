@@ -12,7 +12,7 @@ from .spread import argument, plain, subset
 
 TYPES, TEXT, TRUST, WORK = "Types", "Text that is read", "Trust", "Work"
 
-JobThreads = Annotated[int, plain(WORK, "CPU threads; 0: all usable cores.", "-t", "--threads", least=0)]
+JobThreads = Annotated[int, plain(WORK, "CPU threads; 0: all usable cores.", "-t", "--threads", least=0, most=1024)]
 Output = Annotated[Path, argument("OUTPUT", "GGUF file to write.")]
 
 #: the flags of PlaceFlags that mean something where a text is read in chunks
@@ -83,7 +83,7 @@ class QuantizeFlags:
     json: Json = False
 
 
-Chunk = Annotated[int, plain(TEXT, "Tokens read at once.", "--chunk", least=32)]
+Chunk = Annotated[int, plain(TEXT, "Tokens read at once.", "--chunk", least=32, most=1 << 20)]
 Chunks = Annotated[int, plain(TEXT, "Chunks of the text to use; 0: all of it.", "--chunks", least=0)]
 
 
@@ -119,5 +119,5 @@ class ValidateFlags:
     files: Annotated[list[str], argument("FILE...", "GGUF files, or aliases that were fetched.")]
     json: Json = False
     check_tensors: Annotated[
-        bool, plain(WORK, "Also read all weights and look for NaN and Inf.", "--check-tensors")
-    ] = False
+        bool, plain(WORK, "Read all weights and look for NaN and Inf.", "--check-tensors/--no-check-tensors")
+    ] = True

@@ -24,7 +24,7 @@ class PlaceFlags(ChangeFlags):
         str | None,
         flag(
             PLACE,
-            "Layers on the GPU.",
+            "Layers on the GPU; -1: all.",
             "-ngl",
             "--n-gpu-layers",
             "--gpu-layers",
@@ -37,8 +37,12 @@ class PlaceFlags(ChangeFlags):
         flag(PLACE, "Bytes that may be taken of each GPU, such as 6GiB; 0: the CPU alone.", "--vram", metavar="SIZE"),
     ] = None
     ram: Annotated[str | None, flag(PLACE, "Bytes of host memory that may be taken.", "--ram", metavar="SIZE")] = None
-    threads: Annotated[int | None, flag(PLACE, "Threads for decode.", "-t", "--threads", llama="THREADS")] = None
-    threads_batch: Annotated[int | None, flag(PLACE, "Threads for prefill (prompts).", "-tb", "--threads-batch")] = None
+    threads: Annotated[
+        int | None, flag(PLACE, "Threads for decode; -1: chosen.", "-t", "--threads", llama="THREADS")
+    ] = None
+    threads_batch: Annotated[
+        int | None, flag(PLACE, "Threads for prefill (prompts); -1: chosen.", "-tb", "--threads-batch")
+    ] = None
     adapt_threads: Annotated[
         bool,
         flag(

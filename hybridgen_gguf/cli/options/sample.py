@@ -25,7 +25,7 @@ class SampleFlags:
         ),
     ] = None
     top_k: Annotated[
-        int | None, flag(SAMPLE, "Only the K best tokens; 0: all. [default: 40]", "--top-k", llama="TOP_K")
+        int | None, flag(SAMPLE, "Only the K best tokens; 0 or less: all. [default: 40]", "--top-k", llama="TOP_K")
     ] = None
     top_p: Annotated[
         float | None,
@@ -91,9 +91,9 @@ class SampleFlags:
         ),
     ] = None
     samplers: Annotated[str | None, flag(SAMPLE, "Steps in their order, separated by ';'.", "--samplers")] = None
-    seed: Annotated[int | None, flag(SAMPLE, "Seed, 0 to 4294967295; none: random, and reported.", "-s", "--seed")] = (
-        None
-    )
+    seed: Annotated[
+        int | None, flag(SAMPLE, "Seed, 0 to 4294967295; none or -1: random, and reported.", "-s", "--seed")
+    ] = None
     logprobs: Annotated[
         int | None, plain(SAMPLE, "Log-probabilities of each token and of the N likeliest (--json).", "--logprobs")
     ] = None

@@ -24,9 +24,11 @@ def flag(panel: str, text: str, *names: str, llama: str = "", metavar: str | Non
     return typer.Option(*names, help=text, rich_help_panel=panel, envvar=variables, show_envvar=False, metavar=metavar)
 
 
-def plain(panel: str, text: str, *names: str, metavar: str | None = None, least: int | None = None) -> Any:
+def plain(
+    panel: str, text: str, *names: str, metavar: str | None = None, least: int | None = None, most: int | None = None
+) -> Any:
     """An option without environment variables: what one call asks for."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar, min=least)
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar, min=least, max=most)
 
 
 def argument(metavar: str, text: str) -> Any:

@@ -109,7 +109,10 @@ class _Collector:
             raise EngineError(f"collecting the matrix failed: {self._fault}")
         bad = next((name for name, sums in self._sums.items() if not np.isfinite(sums).all()), None)
         if bad is not None:
-            raise EngineError(f"the model computes values that are not finite in {bad}", "the file may be damaged")
+            raise EngineError(
+                f"the model computes values that are not finite before {bad}",
+                "`hgguf validate` names weights that are NaN or infinite; if there are none, a step overflowed",
+            )
 
     def matrix(self, chunks: int, facts: Mapping[str, Any]) -> Matrix:
         return Matrix(dict(self._sums), dict(self._counts), chunks, **facts)

@@ -1,7 +1,10 @@
-"""Importance matrices on disk, in upstream's GGUF form. Knows numbers and names, no engine.
+"""Importance matrices on disk, in upstream's GGUF form; its older form (`.dat`) is read. Knows no engine.
 
-A matrix holds for each weight tensor the sum of squared inputs of each column and how many inputs were summed.
-Source: tools/imatrix/imatrix.cpp (save_imatrix) and common/imatrix-loader.cpp of the pinned engine.
+A matrix holds for each weight tensor the sum of squared inputs of each column and how many inputs were summed. In the
+older form a number of entries; of each its name, the chunks read, and the mean squares times the chunks; then, in most
+files, the chunks of all and the text's name. All numbers are of 32 bits, names stand behind their length.
+Source: tools/imatrix/imatrix.cpp (save_imatrix, save_imatrix_legacy) and common/imatrix-loader.cpp of the pinned
+engine.
 Invariant: `read_imatrix(write_imatrix(m)) == m` up to float32; a file from another tool needs upstream's keys only.
 """
 
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BadFile
-from ...model_file.header import ArrayView, Header, read_header
+from ...model_file.byte_reader import ByteReader, open_regular
+from ...model_file.header import MAGIC, ArrayView, Header, read_header
 from ...printable import printable
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -50,13 +54,39 @@ class Matrix:
         return found
 
 
-def read_imatrix(path: str | os.PathLike[str]) -> Matrix:
-    """The matrix in the file at `path`. Raises NotFound, or BadFile when it is another kind of file or damaged."""
+@dataclass(frozen=True)
+class Summary:
+    """What a matrix covers: `sizes[name]`: number of values; `model_sha256`: of the model, empty when unknown."""
+
+    sizes: Mapping[str, int]
+    model_sha256: str
+
+
+def read_summary(path: str | os.PathLike[str]) -> Summary:
+    """What the matrix at `path` covers; its values are not read. Errors as `read_imatrix`."""
+    if _is_old(Path(path)):
+        return Summary({entry.name: entry.count for entry in _old_entries(Path(path))}, "")
+    header = _matrix_header(path)
+    sums = {t.name.removesuffix(_SUMS): t.parameters for t in header.tensors if t.name.endswith(_SUMS)}
+    return Summary(sums, str(header.metadata.get(MODEL_SHA256, "")))
+
+
+def _matrix_header(path: str | os.PathLike[str]) -> Header:
     header = read_header(path)
-    shown = printable(str(path))
     kind = header.metadata.get("general.type", "imatrix")
     if kind != "imatrix" or not any(t.name.endswith(_SUMS) for t in header.tensors):
-        raise BadFile(f"{shown} is not an importance matrix", "make one with: hgguf imatrix MODEL -f TEXT -o FILE")
+        raise BadFile(
+            f"{printable(str(path))} is not an importance matrix", "make one with: hgguf imatrix MODEL -f TEXT -o FILE"
+        )
+    return header
+
+
+def read_imatrix(path: str | os.PathLike[str]) -> Matrix:
+    """The matrix in the file at `path`. Raises NotFound, or BadFile when it is another kind of file or damaged."""
+    shown = printable(str(path))
+    if _is_old(Path(path)):
+        return _read_old(Path(path))
+    header = _matrix_header(path)
     data = {}
     for tensor in header.tensors:
         if tensor.type not in _TYPES:
@@ -69,12 +99,81 @@ def read_imatrix(path: str | os.PathLike[str]) -> Matrix:
             raise BadFile(f"{shown} has sums but no counts for {printable(name)}")
         counts[name] = data[name + _COUNTS].ravel()
         sums[name] = data[name + _SUMS].reshape(-1, data[name + _SUMS].shape[-1])
-        finite = np.isfinite(sums[name]).all() and np.isfinite(counts[name]).all()
-        if len(sums[name]) != len(counts[name]) or not finite:
+        if len(sums[name]) != len(counts[name]) or not (_are_sums(sums[name]) and _are_sums(counts[name])):
             raise BadFile(
-                f"{shown} is damaged: the values of {printable(name)} are not finite or not as many as counts"
+                f"{shown} is damaged: the values of {printable(name)} are negative, not finite or not as many as counts"
             )
     return Matrix(sums, counts, **_facts(header.metadata))
+
+
+def _are_sums(values: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(values).all() and (values >= 0).all())
+
+
+# --- the older form ---
+
+_MOST_OLD = 1 << 16  # entries; models have up to some 2,000 tensors
+_LONGEST_OLD = 255  # bytes of a name; the engine's own have at most 63
+
+
+@dataclass(frozen=True)
+class _OldEntry:
+    name: str
+    calls: int
+    count: int
+    values: NDArray[np.float32]
+
+
+def _is_old(path: Path) -> bool:
+    """Whether the file begins as the older form does: a plausible number, and the name of a weight."""
+    with open_regular(path) as file:
+        head = file.read(8 + _LONGEST_OLD)
+    entries, length = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4))
+    name = head[8 : 8 + length]
+    likely = 0 < entries <= _MOST_OLD and 0 < length <= _LONGEST_OLD and name.isascii()
+    return not head.startswith(MAGIC) and likely and name.decode("ascii").isprintable() and b"." in name
+
+
+def _old_entries(path: Path, rest: dict[str, Any] | None = None) -> Iterator[_OldEntry]:
+    """The entries in their order; `rest` gets what stands behind them. No length is believed before it is checked."""
+    with open_regular(path) as file:
+        source = ByteReader(path, file, os.fstat(file.fileno()).st_size)
+        total = source.u32("the number of entries")
+        seen: set[str] = set()
+        for index in range(total):
+            where = f"entry {index + 1} of {total:,}"
+            name = source.take(_bounded(source, f"the name of {where}", _LONGEST_OLD), where).decode("utf-8", "replace")
+            calls = source.u32(where)
+            count = _bounded(source, f"the values of {where} ({printable(name)})", source.size // 4)
+            values = np.frombuffer(source.take(4 * count, where), "<f4")
+            if name in seen:
+                raise source.bad(f"is damaged: {printable(name)} appears twice")
+            seen.add(name)
+            yield _OldEntry(name, calls, count, values)
+        if rest is not None and source.size - source.pos >= 8:
+            rest["chunks"], length = source.u32("the end"), source.u32("the end")
+            text = source.take(min(length, source.size - source.pos, _LONGEST_OLD), "the end")
+            rest["dataset"] = text.decode("utf-8", "replace")
+
+
+def _bounded(source: ByteReader, where: str, most: int) -> int:
+    number = source.u32(where)
+    if not 0 < number <= most:
+        raise source.bad(f"is damaged: {where} claims a length of {number:,}")
+    return number
+
+
+def _read_old(path: Path) -> Matrix:
+    rest: dict[str, Any] = {"chunks": 0, "dataset": ""}
+    sums, counts = {}, {}
+    for entry in _old_entries(path, rest):
+        sums[entry.name] = entry.values.astype(np.float64).reshape(1, -1)
+        counts[entry.name] = np.array([float(entry.calls or 1)])  # no calls: upstream takes the values as they are
+        if not _are_sums(sums[entry.name]):
+            raise BadFile(
+                f"{printable(str(path))} is damaged: the values of {printable(entry.name)} are negative or not finite"
+            )
+    return Matrix(sums, counts, rest["chunks"], 0, rest["dataset"])
 
 
 def read_state(path: Path) -> Matrix:

@@ -37,7 +37,7 @@ _SLAB = 64 << 20
 
 
 def forecast_job(options: Options, _send: Send) -> dict[str, Any]:
-    """`{tensors: [{name, rows, columns, from, to}], fallbacks: [...], needs_imatrix, meta_bytes}` of a run."""
+    """`{tensors: [{name, rows, columns, from, to}], fallbacks: [...], meta_bytes}` of a run."""
     return _forecast(options)[0]
 
 
@@ -53,7 +53,6 @@ def _forecast(options: Options) -> tuple[dict[str, Any], list[bytes]]:
     found = {
         "tensors": tensors,
         "fallbacks": _fallbacks(log.text),
-        "needs_imatrix": "will require an imatrix" in log.text,
         "meta_bytes": [len(header) for header in headers],
     }
     return found, headers
@@ -207,6 +206,12 @@ def _refusal(log: str) -> EngineError | BadFile:
         return EngineError(
             "writing the result failed: the disk is full or the file may not grow", "free some space and try again"
         )
+    if bad := re.search(r"tensor '(.+)' has invalid data|data validation failed", reason):
+        named = re.findall(r"\[ *\d+/ *\d+\] (\S+)", log)
+        name = bad[1] or (named[-1] if named else "?")
+        return BadFile(f"tensor '{printable(name)}' of the source holds NaN or infinity", "fetch or make it again")
+    if "no tensor type fallback" in reason:
+        return EngineError(f"the engine refused: {reason}", "choose another type: some rows do not divide into blocks")
     return EngineError(f"the engine refused: {reason}")
 
 
