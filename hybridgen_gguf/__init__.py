@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # typing's, without the 5 ms that importing it takes befo
 if TYPE_CHECKING:
     from typing import Any
 
+    from .batching import Done, Score, Stream
     from .errors import (
         BadFile,
         Busy,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .reply import Chunk, Reply, Timings, Usage
     from .request import GenerateOptions
     from .sample import SampleOptions
+    from .schedule import Rules
     from .settings import Rope
 
 __version__ = "0.1.0"
@@ -43,7 +45,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Chunk": "reply", "GenerateOptions": "request", "LanguageModel": "generate", "Reply": "reply",
     "Timings": "reply", "Usage": "reply", "Limits": "plan", "Plan": "plan", "Message": "prompt",
-    "SampleOptions": "sample", "Rope": "settings",
+    "SampleOptions": "sample", "Rules": "schedule", "Done": "batching", "Score": "batching", "Stream": "batching",
+    "Rope": "settings",
 }  # fmt: skip
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "Chunk",
     "ConfigError",
     "DoesNotFit",
+    "Done",
     "DownloadError",
     "EngineError",
     "EngineMismatch",
@@ -66,8 +70,11 @@ __all__ = [
     "Plan",
     "Reply",
     "Rope",
+    "Rules",
     "SampleError",
     "SampleOptions",
+    "Score",
+    "Stream",
     "TemplateError",
     "Timings",
     "Usage",
@@ -86,14 +93,22 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
 
 
-def load(model: str, limits: Limits | None = None, *, rpc: tuple[str, ...] = (), **changes: Any) -> LanguageModel:
+def load(
+    model: str,
+    limits: Limits | None = None,
+    *,
+    rpc: tuple[str, ...] = (),
+    rules: Rules | None = None,
+    **changes: Any,
+) -> LanguageModel:
     """Plans and opens `model`: a path, an alias (fetched when needed) or user/repo[:QUANT].
 
-    `changes` replace fields of Limits, such as `n_ctx=4096` or `threads=2`. Changes to the model are among them:
-    `adapters=["style.gguf", ("other.gguf", 0.5)]`, `override_kv={"llama.expert_used_count": 1}`,
-    `rope=Rope(freq_scale=0.5)`. Warnings of the plan are Python warnings.
+    `changes` replace fields of Limits, such as `n_ctx=4096` or `threads=2`. `parallel=8` answers so many requests at
+    once, from any threads and from asyncio, in one context that all share; `rules` says how (schedule.Rules). Changes
+    to the model are among them: `adapters=["style.gguf", ("other.gguf", 0.5)]`,
+    `override_kv={"llama.expert_used_count": 1}`, `rope=Rope(freq_scale=0.5)`. Warnings of the plan are Python warnings.
     Raises HgErrors: NotFound, BadFile, DoesNotFit, UsageError, EngineError, DownloadError.
     """
     from .open import load_model
 
-    return load_model(model, limits, rpc, changes)
+    return load_model(model, limits, rpc, changes, rules)

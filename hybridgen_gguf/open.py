@@ -13,10 +13,16 @@ from typing import Any
 
 from .adapt.border import Feedback
 from .adapt.threads import Governor
+from .batching import Batching
 from .errors import UsageError
 from .generate import LanguageModel
 from .loader import Prepared, open_model, prepare
+from .machine.rates import Rates
 from .plan import Limits
+from .plan.cost import work_of
+from .plan.predict import predict
+from .schedule import UNKNOWN, Rules
+from .schedule import Rates as StepRates
 from .settings import Adapter, Override, Placement
 
 
@@ -39,10 +45,12 @@ def open_prepared(
     *,
     adapt_threads: bool = False,
     adapt_kv: bool = False,
+    rules: Rules | None = None,
 ) -> LanguageModel:
     """Opens a plan, with the engine's own sampler passes where it has them.
 
     `adapt_threads`: with a governor of threads. `adapt_kv`: where host cells are attended to follows measurement.
+    `rules`: how several requests share the context (Limits.parallel).
     """
     opened = open_model(prepared, progress)
     if note := opened.context.tier_note:
@@ -52,7 +60,26 @@ def open_prepared(
     border = None
     if adapt_kv and layer is not None and asked.tiers is not None and opened.context.tier_counters() is not None:
         border = Feedback(opened.context, layer.queries, asked.tiers.cpu_tokens)
-    return LanguageModel(opened, opened.model.native_sampler(), governor, border)
+    native, batching = opened.model.native_sampler(), None
+    if asked.n_sequences > 1 or rules is not None:
+        many = replace(rules or Rules(), parallel=asked.n_sequences)
+        batching = Batching(many, step_rates(prepared), native=native)
+    return LanguageModel(opened, native, governor, border, batching)
+
+
+def step_rates(prepared: Prepared) -> StepRates:
+    """What steps of many requests are predicted to take, from the plan's model of costs at two depths."""
+    plan, work = prepared.plan, work_of(prepared.shape)
+    shallow, deep = plan.context.n_ubatch, max(plan.context.n_ctx // 2, 2 * plan.context.n_ubatch)
+    near, far = (predict(Rates(prepared.hardware), work, plan, depth) for depth in (shallow, deep))
+    if near is None or far is None:
+        return UNKNOWN
+    row_cell = max(1 / far.decode_tps - 1 / near.decode_tps, 0.0) / (deep - shallow)
+    # A prompt's rate is of all its tokens from the first on, so its depth is half of its length.
+    token_cell = 2 * max(1 / far.prompt_tps - 1 / near.prompt_tps, 0.0) / (deep - shallow)
+    token = max(1 / near.prompt_tps - token_cell * shallow / 2, 1e-9)
+    step = max(1 / near.decode_tps - row_cell * shallow - token, 1e-6)
+    return StepRates(step, row=token, token=token, row_cell=row_cell, token_cell=token_cell)
 
 
 def _adapters(given: Iterable[Adapter | str | tuple[str, float]]) -> tuple[Adapter, ...]:
@@ -85,10 +112,15 @@ def changed(limits: Limits, changes: Mapping[str, Any]) -> Limits:
     return replace(kept, placement=replace(kept.placement, **placement))
 
 
-def load_model(text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any]) -> LanguageModel:
+def load_model(
+    text: str, limits: Limits | None, rpc: Sequence[str], changes: dict[str, Any], rules: Rules | None = None
+) -> LanguageModel:
     """What `hybridgen_gguf.load` does."""
     path, _ = find_model(text)
-    prepared = prepare(path, changed(limits or Limits(), changes), rpc=rpc)
+    wanted = changed(limits or Limits(), changes)
+    if rules is not None:
+        wanted = replace(wanted, parallel=max(wanted.parallel, rules.parallel))
+    prepared = prepare(path, wanted, rpc=rpc)
     for line in prepared.plan.warnings:
         warnings.warn(line, RuntimeWarning, stacklevel=3)
-    return open_prepared(prepared)
+    return open_prepared(prepared, rules=rules)

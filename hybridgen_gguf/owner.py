@@ -24,8 +24,9 @@ _AT_EXIT_S = 5.0  # a step of the largest model may take seconds; longer than th
 class Owner:
     """Who may use one thing. `what` names it in messages; `release` gives back what it holds, once."""
 
-    def __init__(self, what: str, release: Callable[[], None]) -> None:
-        self._what, self._release = what, release
+    def __init__(self, what: str, release: Callable[[], None], stop: Callable[[], None] = lambda: None) -> None:
+        """`stop` is called first when it is closed: a thread that `works` on it ends after its step."""
+        self._what, self._release, self._stop = what, release, stop
         self._pid = os.getpid()
         self._changed = threading.Condition()  # of an RLock: a stream may be collected while this thread holds it
         self._holder: object = None
@@ -80,6 +81,13 @@ class Owner:
                 self._readers -= 1
                 self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around a step of a thread that has the thing to itself. Raises UsageError after `close`."""
+        with self._step:
+            self.check()
+            yield
+
     def _take(self, holder: object, to_the_end: bool) -> None:
         self.check()
         with self._changed:
@@ -110,6 +118,7 @@ class Owner:
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._readers, None if wait_s < 0 else wait_s):
                 return
+        self._stop()
         if not self._step.acquire(timeout=wait_s):
             return
         try:

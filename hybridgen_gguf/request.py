@@ -23,6 +23,7 @@ class GenerateOptions:
     `reasoning_format`: one of answer.REASONING_FORMATS. `stop` strings end the answer, never its thoughts.
     `grammar`: the answer, not its thoughts, is a text of this grammar (GBNF, as llama.cpp's grammars/README.md has it);
     `json_schema`: it is JSON of this schema, as text or as a mapping. At most one of both.
+    `priority`: higher ones are taken first where requests wait for each other; ten seconds of waiting count as one.
     """
 
     max_tokens: int | None = None
@@ -34,6 +35,7 @@ class GenerateOptions:
     reasoning_format: str = "auto"
     grammar: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
+    priority: int = 0
     sample: SampleOptions = field(default_factory=SampleOptions)
 
     @property

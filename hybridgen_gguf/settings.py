@@ -165,6 +165,7 @@ class ContextSettings:
     """How a context is made. `n_ctx`, `n_batch`, `n_ubatch` in tokens; `threads_batch` is for prompts.
 
     `n_outputs`: tokens of a micro-batch whose logits are wanted, for which scratch is kept; 0: all. More is an abort.
+    `n_sequences`: requests that are answered at once, over one pool of cells; each needs an output.
     """
 
     n_ctx: int
@@ -176,6 +177,7 @@ class ContextSettings:
     threads: int = 1
     threads_batch: int = 1
     n_outputs: int = 0
+    n_sequences: int = 1
     placement: Placement = Placement()
     rope: Rope = Rope()
 

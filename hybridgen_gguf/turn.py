@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from .answer import AnswerStream
-from .prompt.encode import Prompt
+from .prompt.encode import Prompt, tokens_behind
 from .prompt.reasoning import MARK
 from .sample.types import Draw, Logits, Scored
 
@@ -89,11 +89,7 @@ class ThoughtBudget:
         return self._forced.popleft() if self._forced else None
 
     def _closing_tokens(self) -> list[int]:
-        """Tokenized behind a letter: at the start of a text, some vocabularies put a space in front."""
-        letter, both = (self._vocabulary.tokenize(text, False, True) for text in (b"a", b"a" + self._closing))
-        if both[: len(letter)] == letter:
-            return both[len(letter) :]
-        return self._vocabulary.tokenize(self._closing, False, True)
+        return tokens_behind(self._vocabulary, self._closing, parse_special=True)
 
     def count(self, text: AnswerStream) -> None:
         """Called before each token is given to `text`."""

@@ -17,12 +17,15 @@ from ..engine import giving_up, refusals
 from ..errors import EngineError, HgError, UsageError
 from . import endings, llama_flags, show, slips
 from .options import (
+    AnswerFlags,
     AttentionBenchFlags,
     BenchFlags,
     ConvertFlags,
+    DefaultSampleFlags,
     DoctorFlags,
     ImatrixFlags,
     JsonFlag,
+    LineFlags,
     ModelFlags,
     PlaceFlags,
     PlanOutput,
@@ -33,6 +36,8 @@ from .options import (
     ReportFlags,
     RunOutput,
     SampleFlags,
+    ScoreFlags,
+    TemplateFlag,
     ThinkFlags,
     TuneFlags,
     ValidateFlags,
@@ -40,7 +45,14 @@ from .options import (
 )
 
 BENCH_ATTENTION = "bench attention"
-_LIKE_LLAMA = ("run", "plan", "bench", "tune")  # the verbs that take commands copied from llama.cpp's guides
+_LIKE_LLAMA = (
+    "run",
+    "plan",
+    "bench",
+    "tune",
+    "batch",
+    "score",
+)  # the verbs that take commands copied from llama.cpp's guides
 app = typer.Typer(
     name="hgguf",
     help="Run GGUF models on a machine whose GPU is too small for them.",
@@ -175,6 +187,33 @@ def bench_attention(flags: AttentionBenchFlags) -> None:
     from .bench import attention_verb
 
     attention_verb(flags)
+
+
+@app.command()
+@takes(
+    model=ModelFlags,
+    lines=LineFlags,
+    answer=AnswerFlags,
+    think=ThinkFlags,
+    place=PlaceFlags,
+    sampling=DefaultSampleFlags,
+)
+def batch(
+    model: ModelFlags, lines: LineFlags, answer: Any, think: ThinkFlags, *, place: PlaceFlags, sampling: Any
+) -> int:
+    """Answer a file of requests, many at once. Lines as in OpenAI's batches."""
+    from .batch import BatchAsked, batch_verb
+
+    return batch_verb(model, lines, BatchAsked(answer, think, sampling), place)
+
+
+@app.command()
+@takes(model=ModelFlags, lines=LineFlags, judged=ScoreFlags, template=TemplateFlag, place=PlaceFlags)
+def score(model: ModelFlags, lines: LineFlags, judged: ScoreFlags, template: Any, *, place: PlaceFlags) -> int:
+    """Judge a file of texts: how likely each label is after each of them."""
+    from .batch import score_verb
+
+    return score_verb(model, lines, judged, place, template.chat_template)
 
 
 @app.command()

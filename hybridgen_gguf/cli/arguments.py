@@ -22,7 +22,7 @@ from ..plan.buffers import EXPERTS, tensor_pattern
 from ..settings import FLASH_ATTENTION, KV_POLICIES, KV_TYPES, NUMA, SPLIT_MODES, Placement, Tiers, name_patterns
 from ..units import format_size, parse_size
 from .changes import adapters_of, overrides_of, rope_of
-from .options import PlaceFlags, PromptFlags, SampleFlags
+from .options import PlaceFlags, PromptFlags
 
 _LONGEST_PROMPT = 64 << 20  # bytes: some 15 million tokens
 _LONGEST_PLAN = 16 << 20  # bytes
@@ -303,9 +303,9 @@ def _form(flags: PromptFlags) -> tuple[str | None, str | None]:
     grammar = None if flags.grammar is None else typed_text(flags.grammar)
     schema = None if flags.json_schema is None else typed_text(flags.json_schema)
     if flags.grammar_file is not None:
-        grammar = _text_file(flags.grammar_file, "grammar")
+        grammar = read_text(flags.grammar_file, "the grammar file")
     if flags.json_schema_file is not None:
-        schema = _text_file(flags.json_schema_file, "schema")
+        schema = read_text(flags.json_schema_file, "the schema file")
     return grammar, schema
 
 
@@ -314,26 +314,25 @@ def typed_text(word: str, errors: str = "replace") -> str:
     return word.encode("utf-8", "surrogateescape").decode("utf-8", errors)
 
 
+def read_text(name: str, what: str) -> str:
+    """The UTF-8 text of a file that the user names; `what` it is, for messages. Raises NotFound, UsageError."""
+    try:
+        with open_named(Path(name), pipes=True) as file:
+            return _text_of(file, f"{what} {name}")
+    except OSError as error:
+        raise NotFound(f"{what} {name} cannot be read: {error.strerror}", "give the name of a text file") from None
+    except ValueError:
+        raise NotFound(f"{name!a} cannot be the name of a file", "give the name of a text file") from None
+
+
 def _prompt_text(flags: PromptFlags) -> str:
     if flags.file is not None:
-        return _text_file(flags.file, "prompt")
+        return read_text(flags.file, "the prompt file")
     if flags.prompt is not None and flags.prompt != "-":
         return typed_text(flags.prompt)
     if sys.stdin is None or (flags.prompt is None and sys.stdin.isatty()):
         raise UsageError("there is no prompt", 'give one with -p "..." or -f FILE, or pipe text in')
     return _text_of(sys.stdin.buffer, "standard input")
-
-
-def _text_file(name: str, what: str) -> str:
-    try:
-        with open_named(Path(name), pipes=True) as file:
-            return _text_of(file, f"the {what} file {name}")
-    except OSError as error:
-        raise NotFound(
-            f"the {what} file {name} cannot be read: {error.strerror}", "give the name of a text file"
-        ) from None
-    except ValueError:
-        raise NotFound(f"{name!a} cannot be the name of a file", "give the name of a text file") from None
 
 
 def _text_of(file: BinaryIO, name: str) -> str:
@@ -349,8 +348,9 @@ def _text_of(file: BinaryIO, name: str) -> str:
         raise UsageError(what, f"convert it: iconv -f {encoding or 'ENCODING'} -t UTF-8") from None
 
 
-def sample_changes(flags: SampleFlags, suggested: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of SampleOptions that differ from its defaults: the flags', then what the model's maker suggests."""
+def sample_changes(flags: Any, suggested: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SampleOptions that differ from its defaults: the flags' (SampleFlags, or some of them), then what the
+    model's maker suggests."""
     from ..sample.sampler import parse_samplers
 
     changes: dict[str, Any] = dict(suggested)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..prompt.renderer import Renderer
     from ..reply import Reply
     from ..request import GenerateOptions
+    from ..schedule import Rules
 
 #: fields of a context that a measurement depends on
 _CONTEXT_NAMES = ("threads", "threads_batch", "n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attention")
@@ -77,7 +78,7 @@ def find_shown(text: str) -> tuple[Path, Mapping[str, float]]:
         return find_model(text, progress)
 
 
-def _prepare(
+def prepare_shown(
     path: Path,
     place: PlaceFlags,
     tokens_needed: int = 0,
@@ -85,18 +86,21 @@ def _prepare(
     prompt: str = "",
     use_tuned: bool = True,
     stock_only: bool = False,
+    parallel: int = 1,
 ) -> Prepared:
+    """The plan for these flags, its warnings shown."""
     from ..loader import prepare
 
     use_tuned = use_tuned and not place.no_tuned
-    limits = replace(limits_of(place, tokens_needed), stock_only=stock_only)
+    limits = replace(limits_of(place, tokens_needed), stock_only=stock_only, parallel=parallel)
     prepared = prepare(path, limits, rpc=endpoints_of(place.rpc), use_tuned=use_tuned, prompt=prompt)
     for text in prepared.plan.warnings:
         show.warning(text)
     return prepared
 
 
-def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
+def open_shown(prepared: Prepared, place: PlaceFlags, rules: Rules | None = None) -> LanguageModel:
+    """Opens it, with a bar. `rules`: for several requests at once."""
     from ..engine.handles import set_numa, start
     from ..open import open_prepared
 
@@ -109,7 +113,7 @@ def _open(prepared: Prepared, place: PlaceFlags) -> LanguageModel:
             progress(round(share * 100), 100)
             return not asked()
 
-        return open_prepared(prepared, report, adapt_threads=place.adapt_threads, adapt_kv=place.adapt_kv)
+        return open_prepared(prepared, report, adapt_threads=place.adapt_threads, adapt_kv=place.adapt_kv, rules=rules)
 
 
 def _sized(question: Question, predict: int, fixed: bool) -> tuple[int, str]:
@@ -154,12 +158,12 @@ def run_verb(model: str, asked: Asked, place: PlaceFlags, output: RunOutput) -> 
     renderer = None if question.raw or output.dry_run else Renderer()
     try:
         needed, text = _sized(question, ask.predict, place.ctx_size is not None)
-        prepared = _prepare(path, place, needed, prompt=text)
+        prepared = prepare_shown(path, place, needed, prompt=text)
         options = _with_rules(prepared, options, strict=place.strict)
         if output.dry_run:
             _print_plan(prepared.plan, output.json, explain=output.verbose or output.explain)
             return 0
-        with _open(prepared, place) as opened:
+        with open_shown(prepared, place) as opened:
             prompt = _encode(opened, question, ask.chat_template, thinking, renderer)
             try:
                 return _answer(opened, prompt, options, output)
@@ -256,11 +260,11 @@ def plan_verb(model: str, place: PlaceFlags, output: PlanOutput) -> None:
         raise UsageError(f"--format {form} is not known", "one of: table, args")
     limits_of(place)
     path, _ = find_shown(model)
-    made = _prepare(path, place).plan
+    made = prepare_shown(path, place).plan
     if form == "args" and made.placement.tiers is not None:
         show.warning("this plan keeps KV in two memories, which stock llama.cpp cannot: its flags here are the nearest")
         plain = replace(place, plan=None, ctx_size=made.context.n_ctx, kv_vram=None, kv_ram_type=None)
-        made = _prepare(path, plain, stock_only=True).plan
+        made = prepare_shown(path, plain, stock_only=True).plan
     if form == "args":
         show.answer(" ".join(shlex.quote(part) for part in ("-m", str(path), *made.as_arguments())) + "\n")
     else:
@@ -297,9 +301,9 @@ def bench_verb(model: str, place: PlaceFlags, flags: BenchFlags) -> int:
     path, _ = find_shown(model)
     if place.ctx_size is None:
         place = replace(place, ctx_size=needed)
-    prepared = _prepare(path, place, use_tuned=False)  # what is measured is what the flags say
+    prepared = prepare_shown(path, place, use_tuned=False)  # what is measured is what the flags say
     records = []
-    with _open(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
+    with open_shown(prepared, place) as opened, interruptible() as cancelled, show.progress("measuring") as progress:
         context, plan = opened.opened.context, prepared.plan
         for record in run_tests(
             context, tests, repeats, cancelled, n_vocab=opened.opened.model.n_vocab, chunk=plan.context.n_batch

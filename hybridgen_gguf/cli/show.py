@@ -10,6 +10,7 @@ import json
 import os
 import select
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -206,24 +207,27 @@ def tier_notes(reply: Reply) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr if that is a terminal; called with (done, all). `sizes`: bytes, and no bar before the first."""
+def progress(what: str, *, sizes: bool = False, rate: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar on stderr if that is a terminal; called with (done, all). `sizes`: bytes, and no bar before the first.
+    `rate`: called with a third word, which is shown behind the bar."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda _done, _total: None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     counter = DownloadColumn(binary_units=True) if sizes else MofNCompleteColumn()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(), counter, TimeRemainingColumn(), *(
+            [TextColumn("{task.fields[rate]}")] if rate else []
+        ),
         console=Console(file=sys.stderr), transient=True,
     )  # fmt: skip
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(what, total=None, rate="")
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int, told: str = "") -> None:
         bar.start()
-        bar.update(task, completed=done, total=total or None)
+        bar.update(task, completed=done, total=total or None, rate=told)
 
     try:
         if not sizes:
@@ -232,6 +236,32 @@ def progress(what: str, *, sizes: bool = False) -> Iterator[Callable[[int, int],
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+_SELDOM_S = 60.0  # between two lines about progress where there is no terminal
+
+
+@contextlib.contextmanager
+def lines_progress(what: str) -> Iterator[Callable[[int, int, int], None]]:
+    """Progress of a file: called with (lines done, lines in all, tokens so far). A bar with rate and remaining time on
+    a terminal, elsewhere a line on stderr once a minute."""
+    started = shown = time.monotonic()
+    first: int | None = None
+    with progress(what, rate=True) as bar:
+
+        def report(done: int, total: int, tokens: int) -> None:
+            nonlocal shown, first
+            now = time.monotonic()
+            first = done - 1 if first is None else first
+            rate = f"{tokens / max(now - started, 1e-9):.1f} tokens/s"
+            if sys.stderr.isatty():
+                bar(done, total, rate)
+            elif now - shown > _SELDOM_S:
+                shown = now
+                left = (now - started) / max(done - first, 1) * (total - done)
+                note(f"{done} of {total} lines, {rate}, about {left:.0f} s left")
+
+        yield report
 
 
 @contextlib.contextmanager

@@ -73,6 +73,8 @@ class Model(Closing):
         self.api = self.library.api
         self.path = path
         self.settings = settings
+        self._pieces: dict[tuple[int, bool], bytes] = {}  # asked for each token that is written
+        self._ends: dict[int, bool] = {}
         self._kept: list[object] = []  # memory that the engine reads during the load
         parameters = self._parameters(settings, vocab_only, no_alloc, progress)
         log.lines.clear()
@@ -179,6 +181,12 @@ class Model(Closing):
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """The bytes a token stands for; control tokens give none unless `special`."""
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._piece(token, special)
+        return known
+
+    def _piece(self, token: int, special: bool) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -209,7 +217,10 @@ class Model(Closing):
 
     def is_end(self, token: int) -> bool:
         """Whether generation ends with this token."""
-        return bool(self.api.llama_vocab_is_eog(self.vocab, token))
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(self.api.llama_vocab_is_eog(self.vocab, token))
+        return known
 
     def has_control_text(self, token: int) -> bool:
         """Whether the tokenizer knows this token by its spelling and only under `parse_special`."""
@@ -330,6 +341,8 @@ class Context(Closing):
         parameters.n_batch = settings.n_batch
         parameters.n_ubatch = settings.n_ubatch
         parameters.n_outputs_max = settings.n_outputs
+        parameters.n_seq_max = settings.n_sequences
+        parameters.kv_unified = settings.n_sequences > 1  # one pool: any sequence may take all, forks copy nothing
         parameters.type_k, parameters.type_v = KV_TYPES[settings.type_k], KV_TYPES[settings.type_v]
         parameters.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         parameters.offload_kqv = settings.placement.kv_offload

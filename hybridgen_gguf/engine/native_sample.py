@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 from ctypes import byref, c_double
 
 import numpy as np
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import EngineError, UsageError
 from ..sample.noise import NoiseKey
-from ..sample.types import UsualChain
-from .abi.hg import SampleKey
+from ..sample.types import Row, UsualChain
+from .abi.hg import SampleKey, SampleRow
 
 _NAN, _NOT_FINITE = -1, -2
 
@@ -40,10 +41,12 @@ class NativeSample:
     """
 
     def __init__(self, llama: ctypes.CDLL) -> None:
+        self._threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._top = llama.hg_sample_top
         self._best_of_all = llama.hg_sample_best_of_all
         self._best_of = llama.hg_sample_best_of
         self._chain = llama.hg_sample_chain
+        self._rows = llama.hg_sample_rows
         self._exp_total = llama.hg_sample_exp_total
         self._noise = llama.hg_sample_noise
 
@@ -102,6 +105,21 @@ class NativeSample:
         _check(token)
         return int(token)
 
+    def rows(self, rows: Sequence[Row]) -> list[int | None]:
+        """The token of each row, drawn by as many threads as pays. None: a logit is NaN, or the largest is infinite."""
+        count = len(rows)
+        table = (SampleRow * count)()
+        for entry, (key, logits, chain) in zip(table, rows, strict=True):
+            entry.key = _key(key)
+            entry.logits = _floats(logits)
+            entry.top_k, entry.top_p = chain.top_k, chain.top_p
+            entry.log_min_p, entry.temperature = chain.log_min_p, chain.temperature
+        self._rows(table, count, len(rows[0].logits), self._threads)
+        tokens = [int(entry.token) for entry in table]
+        if min(tokens) < _NOT_FINITE:
+            _check(min(tokens))
+        return [token if token >= 0 else None for token in tokens]
+
     def exp_total(self, logits: NDArray[np.float32], largest: float) -> float:
         """Sum of exp(logits - largest), `largest` being the largest logit."""
         return float(self._exp_total(_floats(logits), len(logits), largest))
@@ -120,7 +138,7 @@ def _key(key: NoiseKey) -> SampleKey:
 def _floats(logits: NDArray[np.float32]) -> int:
     if logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise EngineError("logits for the native sampler must be contiguous float32")
-    return int(logits.ctypes.data)
+    return int(logits.__array_interface__["data"][0])  # `ctypes.data` leaves objects behind
 
 
 def _check(count: int) -> None:

@@ -108,6 +108,11 @@ class ModelShape:
         """The first layer with a cache of the whole context; None where all have a window, or none."""
         return next((layer for layer in self.layers if layer.n_head_kv and not layer.window), None)
 
+    @property
+    def forks_anywhere(self) -> bool:
+        """Whether a sequence can be forked at any position: no layer has a recurrent state or forgets by a window."""
+        return not any(layer.recurrent or layer.window for layer in self.layers)
+
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16", n_ubatch: int = 512) -> int:
         """Forecast of the KV cache for one sequence of `n_ctx` tokens. Raises UsageError for an unknown type."""
         return sum(self.kv_bytes_per_layer(n_ctx, type_k, type_v, n_ubatch))

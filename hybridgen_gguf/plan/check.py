@@ -12,6 +12,7 @@ from ..settings import CELL_STEP, ROPE_SCALING, Rope
 from .types import GOALS, Limits
 
 _LARGEST_ROPE = 1e9  # beyond, float32 holds no positions
+MOST_PARALLEL = 64  # requests at once; the engine has 256 sequences, and ended requests keep some of them
 _MOST_TOKENS, _MOST_BATCH, _MOST_THREADS = (1 << 31) - CELL_STEP, 1 << 20, 1024  # the engine's counts are 32 bits
 
 
@@ -53,6 +54,7 @@ def _check_rope(rope: Rope) -> None:
 def _check_counts(limits: Limits) -> None:
     counts = (("-c", limits.n_ctx, _MOST_TOKENS), ("-b", limits.n_batch, _MOST_BATCH),
               ("-ub", limits.n_ubatch, _MOST_BATCH), ("--ram", limits.ram, None),
+              ("--parallel", limits.parallel, MOST_PARALLEL),
               ("-t", limits.threads, _MOST_THREADS), ("-tb", limits.threads_batch, _MOST_THREADS))  # fmt: skip
     for flag, value, most in counts:
         if value is not None and (value < 1 or (most is not None and value > most)):

@@ -74,7 +74,8 @@ def _first_draft(given: Given, notes: Notes) -> Draft:
         flash_attention=limits.flash_attention,
         threads=threads,
         threads_batch=threads_batch,
-        n_outputs=limits.n_outputs,
+        n_outputs=max(limits.n_outputs, limits.parallel),
+        n_sequences=limits.parallel,
         placement=limits.placement,
         rope=limits.rope,
     )

@@ -31,6 +31,7 @@ class Limits:
     `stock_only`: plan nothing that stock llama.cpp cannot do. `strict`: settings without an effect are an error.
     `n_outputs`: tokens of a micro-batch whose logits are wanted; a prompt needs its last one's, and those of a whole
     micro-batch would take some 300 MB of the device. `adapters`, `override_kv`, `rope`: changes to the model.
+    `parallel`: requests that are answered at once, in one context.
     """
 
     n_ctx: int | None = None
@@ -46,6 +47,7 @@ class Limits:
     n_batch: int | None = None
     n_ubatch: int | None = None
     n_outputs: int = 1
+    parallel: int = 1
     placement: Placement = field(default_factory=Placement)
     goal: str = "mixed"
     depth: int | None = None

@@ -20,6 +20,7 @@ from ..errors import TemplateError, UsageError
 from .control import ControlText, StandIns
 from .messages import Message, check_messages, check_text, check_tools, mapped, strings_in
 from .probes import Style, thoughts_open
+from .shared_renderer import SharedRenderer
 from .template import ChatTemplate, Renderer, RenderRequest
 
 __all__ = ["ControlText", "Message", "Prompt", "StandIns", "Tokenizer", "check_messages", "encode_chat", "encode_raw"]
@@ -77,12 +78,36 @@ def encode_raw(tokenizer: Tokenizer, text: str) -> Prompt:
     return Prompt(_finish(tokenizer, ids, tokenizer.add_bos), text)
 
 
+def encode_part(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text that stands after others: no start token, and what it spells stays text. Raises UsageError
+    for no text, or none that is Unicode."""
+    if not text:
+        raise UsageError("a text to judge, or a label, is empty", "give at least one character")
+    return tokens_behind(tokenizer, _utf8(text, "the text"), parse_special=False)
+
+
+class _Tokenizes(Protocol):
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]: ...
+
+
+def tokens_behind(tokenizer: _Tokenizes, text: bytes, *, parse_special: bool) -> list[int]:
+    """Token ids of a text that stands behind others: at the start of a text, some vocabularies put a space in front.
+
+    So it is tokenized behind a character that does not melt into it.
+    """
+    for lead in (b"a", b"\n", b"!", b"0"):
+        first, both = (tokenizer.tokenize(part, False, parse_special) for part in (lead, lead + text))
+        if both[: len(first)] == first:
+            return both[len(first) :]
+    return tokenizer.tokenize(text, False, parse_special)
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     template: ChatTemplate,
     *,
-    renderer: Renderer | None = None,
+    renderer: Renderer | SharedRenderer | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
@@ -90,7 +115,8 @@ def encode_chat(
 ) -> Prompt:
     """Token ids of a conversation, laid out by `template`.
 
-    `renderer`: one that was started earlier, to save its start-up time, or with other limits; it is used up.
+    `renderer`: one that was started earlier, to save its start-up time, or with other limits; it is used up, unless it
+    is shared.
     `tools`: functions as in OpenAI's API; `variables`: further names for the template; `reasoning`: whether the model
     is to think, by the template's own switch if it has one. Raises UsageError for messages that can't be used,
     TemplateError for a template that fails, costs more than the limits or loses something of the conversation.

@@ -27,6 +27,7 @@ class Edits:
         self._options, self._leading, self._n_vocab = options, leading, n_vocab
         self._history: list[int] = []
         self._counts: Counter[int] = Counter()
+        self._counting = "penalties" in options.active_steps()
         self._scratch: Logits | None = None
         self._breakers: dict[int, list[tuple[int, ...]]] = {}
         for sequence in options.dry_sequence_breakers:
@@ -44,7 +45,7 @@ class Edits:
         """Adds one token of the prompt or the answer to what penalties and DRY look back on."""
         self._history.append(token)
         window = self._options.repeat_last_n
-        if window == 0:
+        if not self._counting or window == 0:
             return
         self._counts[token] += 1
         if 0 < window < len(self._history):

@@ -27,7 +27,7 @@ from .masked import masked, masked_by_noise, masked_by_rank
 from .noise import Best, NoiseKey
 from .options import DEFAULT_CHAIN, SampleOptions, check_seed, parse_samplers
 from .steps import Candidates
-from .types import Constraint, Draw, Floats, Ids, NativeSampler, Scored, UsualChain
+from .types import Constraint, Draw, Floats, Ids, NativeSampler, Row, Scored, UsualChain
 
 __all__ = [
     "DEFAULT_CHAIN",
@@ -65,6 +65,7 @@ class Sampler:
         self._edits = Edits(options, tuple(leading), n_vocab)
         self._chain = active[len(leading) :]
         self._usual = self._as_usual()
+        self._open_chain = self._as_open()
 
     def accept(self, token: int) -> None:
         """Adds one token of the prompt or the answer to what penalties and DRY look back on."""
@@ -96,6 +97,18 @@ class Sampler:
             candidates, chain = self._first(edited, chain, position)
             best, draws = self._finish(key, self._run(chain, candidates, key), position)
         return self._result(int(best[0]), draws, logits, position)
+
+    def row(self, logits: Logits, position: int) -> Row | None:
+        """What `NativeSampler.rows` takes to draw for `position`; None where `draw` must do it. Its logits are valid
+        until the next call; give what was drawn to `of_row`."""
+        usual = self._usual or self._open_chain
+        if usual is None or self._native is None:
+            return None
+        return Row(NoiseKey(self._seed, self._stream, position), self._edits.edited(logits), usual)
+
+    def of_row(self, token: int, logits: Logits, position: int) -> Draw:
+        """The result of a token that was drawn by `rows`, from the logits as the model gave them."""
+        return self._result(token, (), logits, position)
 
     def draw_candidates(self, candidates: DeviceCandidates, position: int) -> Draw | None:
         """The same from a device's largest logits alone, or None if they do not settle it (then give `draw` all
@@ -180,6 +193,12 @@ class Sampler:
             log_min_p=math.log(o.min_p) if "min_p" in chain else -math.inf,
             temperature=o.temperature if "temperature" in chain else 1.0,
         )
+
+    def _as_open(self) -> UsualChain | None:
+        """A chain that leaves the whole vocabulary in play, as `NativeSampler.rows` takes it."""
+        if self._options.draws or not self._is_open(self._chain) or self._is_greedy(self._chain):
+            return None
+        return UsualChain(0, 1.0, -math.inf, self._options.temperature if "temperature" in self._chain else 1.0)
 
     def _only(self, best: Ids) -> tuple[Scored, ...]:
         """The draws of a distribution that is one token."""

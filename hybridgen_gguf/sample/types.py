@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,21 @@ class Draw:
 
 @dataclass(frozen=True)
 class UsualChain:
-    """The steps of most requests, in order: top-k, top-p (1: off), log of min-p (-inf: off), temperature."""
+    """The steps of most requests, in order: top-k (0: off, and the others with it), top-p (1: off), log of min-p (-inf:
+    off), temperature."""
 
     top_k: int
     top_p: float
     log_min_p: float
     temperature: float
+
+
+class Row(NamedTuple):
+    """A draw that one native call can do together with others': from `logits`, edited already."""
+
+    key: NoiseKey
+    logits: Logits
+    chain: UsualChain
 
 
 class NativeSampler(Protocol):
@@ -61,6 +71,10 @@ class NativeSampler(Protocol):
 
     def chain(self, key: NoiseKey, logits: Logits, usual: UsualChain) -> int | None:
         """The steps of `usual` and one draw; None if a logit is NaN or the largest is infinite."""
+        ...
+
+    def rows(self, rows: Sequence[Row]) -> list[int | None]:
+        """`chain` of each row, all in one call; without a top-k, `best_of_all`."""
         ...
 
     def best_of(self, key: NoiseKey, ids: Ids, scores: Floats, k: int) -> tuple[Ids, Floats]:

@@ -136,6 +136,35 @@ def test_whole_chains_choose_the_same(native: NativeSample, settings: dict[str, 
             sampler.accept(a.token)
 
 
+@pytest.mark.parametrize("n", [300, 40_000])
+def test_rows_of_a_step_are_drawn_as_one_by_one(native: NativeSample, n: int) -> None:
+    """Chains of all kinds, with a row that is no number in their midst; 40,000 x 24 is enough for several threads."""
+    kinds = [{}, {"temperature": 0.0}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"logit_bias": ((9, 2.0),)},
+             {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}, {"repeat_penalty": 1.5, "logprobs": 2},
+             {"xtc_probability": 0.5}, {"draws": 2}]  # fmt: skip
+    samplers = [
+        Sampler(SampleOptions(**kinds[at % 8]), n_vocab=n, seed=at, stream=at % 3, native=native)  # type: ignore[arg-type]
+        for at in range(24)
+    ]
+    logits = [logits_of(at, n) for at in range(24)]
+    logits[8][5] = math.nan
+    for sampler in samplers:
+        sampler.accept(7)
+    rows = [sampler.row(row, 11) for sampler, row in zip(samplers, logits, strict=True)]
+    assert [row is None for row in rows] == [at % 8 >= 6 for at in range(24)]
+    tokens = native.rows([row for row in rows if row is not None])
+    drawn = iter(tokens)
+    for at, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):
+        if row is None:
+            continue
+        token = next(drawn)
+        if at == 8:
+            assert token is None
+            continue
+        assert token is not None
+        assert sampler.of_row(token, logits[at], 11) == sampler.draw(logits[at], 11), at
+
+
 @pytest.mark.parametrize("shape", ["normal", "peaked"])
 @pytest.mark.parametrize(("n", "draws"), [(111, 50_000), (32_000, 20_000), (151_936, 20_000)])
 def test_chi_square_of_the_full_softmax(native: NativeSample, n: int, draws: int, shape: str) -> None:

@@ -13,8 +13,10 @@ output   what is printed
 make     convert, quantize, imatrix, validate
 measure  profile, tune, doctor
 bench    bench, bench attention
+batch    batch, score
 """
 
+from .batch import AnswerFlags, DefaultSampleFlags, LineFlags, ScoreFlags, TemplateFlag
 from .bench import AttentionBenchFlags, BenchFlags
 from .make import ConvertFlags, ImatrixFlags, QuantizeFlags, ReadingFlags, ReportFlags, ValidateFlags
 from .measure import DoctorFlags, ProfileFlags, TuneFlags
@@ -26,7 +28,29 @@ from .sample import SampleFlags
 from .spread import takes
 
 __all__ = [
-    "AttentionBenchFlags", "BenchFlags", "ConvertFlags", "DoctorFlags", "ImatrixFlags", "JsonFlag", "ModelFlags",
-    "PlaceFlags", "PlanOutput", "ProfileFlags", "PromptFlags", "QuantizeFlags", "ReadingFlags", "ReportFlags",
-    "RunOutput", "SampleFlags", "ThinkFlags", "TuneFlags", "ValidateFlags", "takes",
-]  # fmt: skip
+    "AnswerFlags",
+    "AttentionBenchFlags",
+    "BenchFlags",
+    "ConvertFlags",
+    "DefaultSampleFlags",
+    "DoctorFlags",
+    "ImatrixFlags",
+    "JsonFlag",
+    "LineFlags",
+    "ModelFlags",
+    "PlaceFlags",
+    "PlanOutput",
+    "ProfileFlags",
+    "PromptFlags",
+    "QuantizeFlags",
+    "ReadingFlags",
+    "ReportFlags",
+    "RunOutput",
+    "SampleFlags",
+    "ScoreFlags",
+    "TemplateFlag",
+    "ThinkFlags",
+    "TuneFlags",
+    "ValidateFlags",
+    "takes",
+]

@@ -41,6 +41,20 @@ class SampleKey(Structure):
     _fields_ = (("seed", c_uint64), ("stream", c_uint64), ("position", c_uint64))
 
 
+class SampleRow(Structure):
+    """struct hg_sample_row (include/hg-sample.h)."""
+
+    _fields_ = (
+        ("key", SampleKey),
+        ("logits", c_void_p),
+        ("top_p", c_double),
+        ("log_min_p", c_double),
+        ("temperature", c_double),
+        ("top_k", c_int32),
+        ("token", c_int32),
+    )
+
+
 class KvTiers(Structure):
     """struct hg_kv_tiers (include/hg-tiers.h)."""
 
@@ -117,6 +131,8 @@ SAMPLE: Table = {  # libllama
     # int32_t hg_sample_chain(const struct hg_sample_key * key, const float * logits, int32_t n, int32_t top_k,
     #                         double top_p, double log_min_p, double temperature);
     "hg_sample_chain": (c_int32, (POINTER(SampleKey), c_void_p, c_int32, c_int32, c_double, c_double, c_double)),
+    # void hg_sample_rows(struct hg_sample_row * rows, int32_t n_rows, int32_t n, int32_t n_threads);
+    "hg_sample_rows": (None, (POINTER(SampleRow), c_int32, c_int32, c_int32)),
     # double hg_sample_exp_total(const float * logits, int32_t n, float largest);
     "hg_sample_exp_total": (c_double, (c_void_p, c_int32, c_float)),
     # void hg_sample_noise(const struct hg_sample_key * key, const int64_t * tokens, int32_t n, double * noise);
