@@ -57,6 +57,10 @@ def _override(text: str) -> Override:
         raise UsageError(f"--override-kv {text}: '{value}' is no {kind}", example) from None
 
 
+_MOST_STRETCH = 1e6
+"""Of a context; beyond it `1 / scale` is 0 to the engine, and every cell has the same position."""
+
+
 def rope_of(flags: ChangeFlags) -> Rope:
     """--rope-* and --yarn-*."""
     scale = flags.rope_freq_scale
@@ -65,8 +69,8 @@ def rope_of(flags: ChangeFlags) -> Rope:
             raise UsageError(
                 "--rope-scale and --rope-freq-scale were both given", "give one: the second is 1 / the first"
             )
-        if not flags.rope_scale > 0:
-            raise UsageError(f"--rope-scale {flags.rope_scale:g} is out of range", "give a number above 0")
+        if not 0 < flags.rope_scale <= _MOST_STRETCH:
+            raise UsageError(f"--rope-scale {flags.rope_scale:g} is out of range", "give more than 0, at most a million")
         scale = 1 / flags.rope_scale
     return Rope(
         scaling=flags.rope_scaling,

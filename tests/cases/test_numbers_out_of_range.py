@@ -32,6 +32,8 @@ UNBOUNDED = {
 def command(verb: str, tiny: Path, folder: Path) -> tuple[object, ...]:
     """The verb with little work; `pull`, `profile` and so on have no such options or begin nothing here."""
     (folder / "t.txt").write_text("The quick brown fox. " * 40, encoding="utf-8")
+    (folder / "b.jsonl").write_text('{"custom_id": "1", "body": {"prompt": "hi", "max_tokens": 1}}', encoding="utf-8")
+    (folder / "s.jsonl").write_text('{"custom_id": "1", "material": "hi"}', encoding="utf-8")
     return {
         "run": ("run", tiny, "--dry-run", "-p", "hi"),
         "plan": ("plan", tiny),
@@ -41,6 +43,8 @@ def command(verb: str, tiny: Path, folder: Path) -> tuple[object, ...]:
         "tune": ("tune", folder / "none.gguf"),
         cli.BENCH_ATTENTION: (cli.BENCH_ATTENTION,),
         "profile": ("profile", "--show"),
+        "batch": ("batch", tiny, folder / "b.jsonl", "-o", folder / "o.jsonl"),
+        "score": ("score", tiny, folder / "s.jsonl", "-o", folder / "o.jsonl"),
     }[verb]
 
 
