@@ -70,7 +70,7 @@ def rope_of(flags: ChangeFlags) -> Rope:
                 "--rope-scale and --rope-freq-scale were both given", "give one: the second is 1 / the first"
             )
         if not 0 < flags.rope_scale <= _MOST_STRETCH:
-            raise UsageError(f"--rope-scale {flags.rope_scale:g} is out of range", "give more than 0, at most a million")
+            raise UsageError(f"--rope-scale {flags.rope_scale:g} is out of range", "give more than 0, up to a million")
         scale = 1 / flags.rope_scale
     return Rope(
         scaling=flags.rope_scaling,
